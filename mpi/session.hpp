@@ -1,0 +1,62 @@
+// The job: MPI from start to end, agreement of all ranks after each phase, deadlines, one message on failure.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../src/communicator.hpp"
+#include "../src/error.hpp"
+
+namespace ftmpi::mpi {
+
+class Session {
+public:
+    /// Initialises MPI and refuses odd launches: one of several single-process jobs that a launcher believes to be one job
+    /// (Error(usage), naming the launcher's variables). `timeout` is the deadline in seconds of every wait.
+    explicit Session(double timeout);
+    /// Finalises when all went well; after a failure the process leaves through leave().
+    ~Session();
+    Session(const Session&) = delete;
+
+    int rank() const;
+    int size() const;
+    int local_rank() const;   ///< among the ranks of this host
+    int local_size() const;
+    const std::string& host() const;
+    void set_timeout(double seconds);
+
+    /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one message for the
+    /// lowest failing rank (phase, rank, host, what, hint; and how many others failed) and every rank throws Agreed with
+    /// the same code. A rank that does not come back before the deadline ends the job with Exit::timed_out.
+    void agree(std::string_view phase, const std::function<void()>& work);
+
+    struct Agreed { Exit code; };  ///< thrown by agree() on every rank, after the message was printed
+
+    /// Bytes of rank 0 on every rank / of every rank on every rank. Any length (sizes travel as 64 bits, data in pieces).
+    std::string broadcast(const std::string& bytes, std::string_view name);
+    std::vector<std::string> all_gather(const std::string& bytes, std::string_view name);
+
+    /// The host transport, or none for one rank. Valid as long as the session.
+    std::unique_ptr<Communicator> host_communicator(Backend& backend);
+
+    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds.
+    [[noreturn]] void abort(const Error& error);
+    /// Ends this process with `code`: finalises MPI if all ranks come to the same end in time, else aborts. Never hangs.
+    [[noreturn]] void leave(Exit code);
+
+    std::string library() const;  ///< "Open MPI v4.1.4, ..." as the library says
+    bool cuda_aware() const;      ///< what the library says at run time
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+/// Pieces of at most `limit` bytes that cover `bytes`, for MPI's int counts.
+std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit);
+
+}  // namespace ftmpi::mpi

@@ -1,0 +1,193 @@
+// What the model needs from the place where it runs. Floor 2: no MPI, no CUDA, no model names here.
+//
+// Conventions: all activations are fp32, row-major [rows][width] in the backend's memory ("device memory",
+// which on the CPU is host memory). A "row" is one token of one sequence. Strides are in elements.
+// Calls are ordered as on one stream; results are ready for the host only after synchronize() or copy_out().
+// The arithmetic of every call is fixed to the bit by numerics.hpp.
+// Errors are thrown as ftmpi::Error; running out of memory is Exit::does_not_fit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "format.hpp"
+
+namespace ftmpi {
+
+/// A stream of the backend as an opaque value (cudaStream_t on the GPU, null on the CPU).
+using Stream = void*;
+
+/// One token to be processed: which token, in which sequence slot, at which absolute position.
+/// Rows of one sequence come in rising position without gaps, starting where its state stands.
+struct Row {
+    std::int32_t token = 0;
+    std::int32_t slot = 0;
+    std::int32_t position = 0;
+};
+
+/// The rows of one step, on the host and in device memory.
+struct Rows {
+    std::span<const Row> host;
+    const Row* device = nullptr;
+    std::int64_t count() const { return static_cast<std::int64_t>(host.size()); }
+};
+
+/// Weights in a backend's own layout.
+class Matrix {
+public:
+    virtual ~Matrix() = default;
+    Format format = Format::bf16;
+    std::int64_t groups = 1;
+    std::int64_t rows = 0;  ///< of one group, without padding
+    std::int64_t cols = 0;
+    std::size_t bytes = 0;  ///< device memory held
+};
+
+/// One matrix applied to the step's input: out[t][r] = sum over k of matrix[r][k] * x[t][k].
+struct Projection {
+    const Matrix* matrix = nullptr;
+    float* out = nullptr;
+    std::int64_t stride = 0;  ///< elements between consecutive rows of out
+};
+
+/// Gated DeltaNet of this rank's heads in one layer. Value head j uses key head j * key_heads / value_heads.
+struct DeltaNet {
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
+    float eps = 0;
+    const float* conv = nullptr;      ///< [q | k | v channels][taps]; the last tap multiplies the current token
+    const float* neg_exp_a = nullptr; ///< [value_heads]: -exp(A_log)
+    const float* dt_bias = nullptr;   ///< [value_heads]
+    const float* norm = nullptr;      ///< [value_dim], plain weight
+    float* conv_state = nullptr;      ///< [slots][taps - 1][channels], raw inputs of earlier tokens, oldest first
+    float* state = nullptr;           ///< [slots][value_heads][key_dim][value_dim]
+    int channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
+};
+
+/// Gated full attention of this rank's query heads in one layer.
+struct Attention {
+    int query_heads = 0;       ///< held by this rank
+    int kv_heads = 0;          ///< held by this rank (those its query heads read)
+    int first_query_head = 0;  ///< index of the first in the whole model
+    int first_kv_head = 0;
+    int group = 1;             ///< query heads per key/value head in the whole model
+    int head_dim = 0, rotary_dim = 0;
+    float eps = 0, scale = 0;  ///< scale of the scores, 1/sqrt(head_dim)
+    const float* q_norm = nullptr;  ///< [head_dim], 1 + weight
+    const float* k_norm = nullptr;  ///< [head_dim], 1 + weight
+    const float* cos = nullptr;     ///< [capacity][rotary_dim / 2]
+    const float* sin = nullptr;
+    KvType kv = KvType::bf16;
+    float k_scale = 1, v_scale = 1;  ///< fp8 cache only: stored code * scale is the value
+    std::int64_t capacity = 0;       ///< positions a slot holds
+    void* keys = nullptr;            ///< [slots][kv_heads][capacity][head_dim], after norm and RoPE
+    void* values = nullptr;          ///< same shape
+};
+
+/// The experts chosen for each row: ids rising, weights adding up to about 1. Both [rows][top_k] in device memory.
+struct Routes {
+    std::int32_t* experts = nullptr;
+    float* weights = nullptr;
+    int top_k = 0;
+};
+
+/// Facts of the device for the plan, the screen and the result file.
+struct DeviceInfo {
+    std::string backend;      ///< "cpu" or "cuda"
+    std::string name;         ///< processor or GPU name
+    std::string uuid;         ///< empty on the CPU
+    std::string capability;   ///< "AVX-512", "AVX2", "plain", or a compute capability such as "9.0"
+    std::string driver;
+    std::size_t total_bytes = 0;
+    std::size_t free_bytes = 0;
+};
+
+class Backend {
+public:
+    virtual ~Backend() = default;
+
+    virtual DeviceInfo info() const = 0;
+
+    // --- memory -------------------------------------------------------------------------------------------
+    /// `bytes` of zeroed device memory, at least 64-byte aligned; `what` names it in an error. 0 bytes give null.
+    virtual void* allocate(std::size_t bytes, std::string_view what) = 0;
+    virtual void release(void* p) noexcept = 0;
+    virtual void copy_in(void* device, const void* host, std::size_t bytes) = 0;
+    virtual void copy_out(void* host, const void* device, std::size_t bytes) = 0;
+    virtual void fill_zero(void* device, std::size_t bytes) = 0;
+    virtual void synchronize() = 0;
+    virtual Stream stream() const = 0;
+
+    // --- weights ------------------------------------------------------------------------------------------
+    /// Copies rows out of the mapped file into the backend's layout. Refuses (Exit::bad_input, naming the
+    /// tensor, the count and the first index) NaN codes and scales that are NaN, negative or infinite.
+    virtual std::unique_ptr<Matrix> load(const MatrixSource& source) = 0;
+    /// A lookup table [rows][cols] of bf16 that stays in host memory (the mapped file) or is copied to the device.
+    virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) = 0;
+
+    // --- steps of the model -------------------------------------------------------------------------------
+    /// x[t] = table[rows[t].token]
+    virtual void embed(const Matrix& table, const Rows& rows, float* x) = 0;
+    /// y[t] = x[t] / rms(x[t]) * weight, weight already 1 + w.
+    virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) = 0;
+    /// Several matrices that read the same input x [rows][cols].
+    virtual void project(std::span<const Projection> to, const float* x, std::int64_t rows) = 0;
+    /// out[t][own columns], `stride` between rows; reads and advances conv_state and state.
+    /// qkv [rows][channels], z [rows][value_heads * value_dim], b and a [rows][value_heads], all this rank's own.
+    virtual void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                           const float* a, float* out, std::int64_t stride) = 0;
+    /// out[t][own columns]; appends to the cache. qg [rows][query_heads][2 * head_dim] (query then gate of each head),
+    /// k and v [rows][kv_heads][head_dim].
+    virtual void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v,
+                           float* out, std::int64_t stride) = 0;
+    /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights exp-normalised.
+    virtual void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) = 0;
+    /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only.
+    /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act [rows][shared_stride]
+    /// point at this rank's first column: act = silu(gate) * up.
+    virtual void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows,
+                            float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) = 0;
+    /// out[t][own columns] = sum over chosen experts (rising id) of weight * down(act), then the shared expert times
+    /// sigmoid(shared_gate[t]). act and shared_act are whole (gathered) here, without gaps between rows.
+    virtual void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+                              const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
+                              std::int64_t stride) = 0;
+    /// h += y, n elements.
+    virtual void add(float* h, const float* y, std::int64_t n) = 0;
+    /// token[t] = id of the largest logit among ids below `ids` whose `masked` byte is 0 (lowest id on a tie);
+    /// finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device pointers.
+    virtual void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+                        const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) = 0;
+};
+
+/// Device memory that releases itself.
+template <class T>
+class DeviceArray {
+public:
+    DeviceArray() = default;
+    DeviceArray(Backend& backend, std::int64_t count, std::string_view what)
+        : backend_(&backend), count_(count),
+          data_(static_cast<T*>(backend.allocate(static_cast<std::size_t>(count) * sizeof(T), what))) {}
+    DeviceArray(DeviceArray&& o) noexcept { swap(o); }
+    DeviceArray& operator=(DeviceArray&& o) noexcept { swap(o); return *this; }
+    ~DeviceArray() { if (data_) backend_->release(data_); }
+
+    T* data() const { return data_; }
+    std::int64_t size() const { return count_; }
+    std::size_t bytes() const { return static_cast<std::size_t>(count_) * sizeof(T); }
+
+private:
+    void swap(DeviceArray& o) noexcept {
+        std::swap(backend_, o.backend_);
+        std::swap(count_, o.count_);
+        std::swap(data_, o.data_);
+    }
+    Backend* backend_ = nullptr;
+    std::int64_t count_ = 0;
+    T* data_ = nullptr;
+};
+
+}  // namespace ftmpi

@@ -1,0 +1,52 @@
+// A Hugging Face model directory: safetensors shards mapped read-only, every header checked before anything is used.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensor.hpp"
+
+namespace ftmpi {
+
+class Checkpoint {
+public:
+    /// Opens every shard named by model.safetensors.index.json (else the single model.safetensors), maps it and checks it:
+    /// header length and JSON, known dtypes, overflow-free sizes, offsets equal to dtype x shape, full coverage of the file
+    /// without holes or overlaps, no duplicate names, index and shards in agreement. Regular files only (symbolic links
+    /// of the directory's own entries are followed). Throws Error(Exit::bad_input) naming file and tensor.
+    static Checkpoint open(const std::filesystem::path& directory);
+
+    Checkpoint(Checkpoint&&) noexcept;
+    Checkpoint& operator=(Checkpoint&&) noexcept;
+    ~Checkpoint();
+
+    const std::filesystem::path& directory() const;
+    const std::vector<std::filesystem::path>& files() const;          ///< shards in the order of first mention
+    const std::map<std::string, TensorView, std::less<>>& tensors() const;  ///< all of them, vision and MTP included
+    const TensorView* find(std::string_view name) const;              ///< null when absent
+    const TensorView& at(std::string_view name) const;                ///< Error(bad_input) naming it when absent
+    std::uint64_t tensor_bytes() const;                               ///< sum over tensors()
+    const std::vector<std::string>& warnings() const;                 ///< ignored files, unknown dtypes of skipped tensors
+    const std::string& index_sha256() const;                          ///< of the index JSON, or of the single file's header
+
+    /// Throws Error(bad_input) when a shard was replaced or truncated since open() (size, inode or mtime changed).
+    void check_unchanged() const;
+    /// Tells the kernel that the pages of these bytes are not needed any more (keeps a cgroup's memory small).
+    void drop_pages(const std::byte* data, std::size_t bytes) const noexcept;
+
+private:
+    struct State;
+    explicit Checkpoint(std::unique_ptr<State>);
+    std::unique_ptr<State> state_;
+};
+
+/// The whole of a small regular file (config.json, tokenizer.json, ...); Error(bad_input) when it is absent, not a regular
+/// file, or larger than `limit` bytes.
+std::string read_small_file(const std::filesystem::path& file, std::size_t limit);
+
+}  // namespace ftmpi

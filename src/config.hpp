@@ -1,0 +1,41 @@
+// What config.json and generation_config.json say of the model. No built-in defaults for architecture fields.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace ftmpi {
+
+enum class LayerKind { delta_net, attention };
+
+/// Geometry and constants of a model, in the names of config.json where they have one.
+struct ModelConfig {
+    std::string model_type;              ///< "qwen3_5_moe" (of the outer config)
+    std::int64_t hidden = 0;             ///< hidden_size
+    std::int64_t vocab = 0;              ///< vocab_size: rows of the embedding and of the head, padding included
+    std::vector<LayerKind> layers;       ///< layer_types
+    int query_heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
+    double rope_theta = 0;
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_taps = 0;  ///< linear_* (Gated DeltaNet)
+    int experts = 0, top_k = 0;
+    std::int64_t expert_width = 0, shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size
+    float eps = 0;                       ///< rms_norm_eps
+    bool tied_embeddings = false;
+    std::int64_t max_positions = 0;      ///< max_position_embeddings
+    std::vector<std::int32_t> stop_ids;  ///< every eos id of generation_config.json, else of config.json
+    std::string quantization;            ///< one line for the screen: method, algorithm, producer; empty when unquantized
+    std::string sha256;                  ///< of config.json's bytes
+    std::vector<std::string> warnings;   ///< ignored keys worth a word: KV scheme without scales, ignore entries without a match
+
+    int groups() const { return value_heads / key_heads; }       ///< value heads per key head
+    std::int64_t key_channels() const { return std::int64_t{key_heads} * key_dim; }
+    std::int64_t value_channels() const { return std::int64_t{value_heads} * value_dim; }
+};
+
+/// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where present).
+/// Throws Error(Exit::bad_input) naming the file and the key.
+ModelConfig load_config(const std::filesystem::path& directory);
+
+}  // namespace ftmpi
