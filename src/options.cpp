@@ -1,0 +1,303 @@
+// The command line: tokens from Boost.ProgramOptions, meaning from the option table.
+#include "options.hpp"
+
+#include <algorithm>
+#include <boost/program_options.hpp>
+
+#include "error.hpp"
+#include "options/table.hpp"
+#include "options/values.hpp"
+
+namespace ftmpi {
+namespace {
+
+namespace po = boost::program_options;
+using values::in_quotes;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) { throw Error(Exit::usage, what, hint); }
+
+std::string suggestion(const std::string& meant) { return meant.empty() ? "" : "did you mean " + meant + "?"; }
+
+const CommandRow* find_command(const std::string& name) {
+    const auto& table = command_table();
+    const auto found = std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.name == name; });
+    return found == table.end() ? nullptr : &*found;
+}
+
+const CommandRow& row_of(Command command) {
+    const auto& table = command_table();
+    return *std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.command == command; });
+}
+
+std::vector<std::string> command_names() {
+    std::vector<std::string> names;
+    for (const auto& row : command_table()) names.push_back(row.name);
+    return names;
+}
+
+std::string commands_of(unsigned where) {
+    std::string out;
+    for (const auto& row : command_table())
+        if (row.bit & where) out += (out.empty() ? "" : ", ") + row.name;
+    return out;
+}
+
+struct CommandLine {
+    std::vector<Given> given;
+    std::vector<std::string> positional;
+    bool help = false, version = false;
+};
+
+/// Splits the arguments after the command into options and the rest.
+CommandLine split(const std::vector<std::string>& arguments) {
+    po::options_description known;
+    known.add_options()("help", "")("version", "");
+    for (const auto& row : option_table()) {
+        auto* value = po::value<std::string>();
+        if (row.argument.empty()) value->implicit_value("on");  // a switch: --chat, or --chat=off against a job file
+        known.add_options()(row.name.c_str(), value, "");
+    }
+    // No allow_guessing: a prefix that is unique today names something else after the next release.
+    constexpr int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
+                          po::command_line_style::long_allow_next;
+    CommandLine line;
+    try {
+        const auto parsed = po::command_line_parser(arguments).options(known).style(style).run();
+        for (const auto& token : parsed.options) {
+            if (token.position_key >= 0) {
+                line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
+                continue;
+            }
+            if (token.string_key == "help")
+                line.help = true;
+            else if (token.string_key == "version")
+                line.version = true;
+            else {
+                const auto* option = find_option(token.string_key);
+                const auto value = token.value.empty() ? std::string("on") : token.value.front();
+                // `--output --overwrite`: the value was forgotten. `--prompt=--overwrite` says that it is meant.
+                if (token.original_tokens.size() > 1 && value.rfind("--", 0) == 0 &&
+                    (find_option(value.substr(2, value.find('=') - 2)) || value == "--help" || value == "--version"))
+                    refuse("--" + option->name + ": value missing before " + value,
+                           "write --" + option->name + "=" + value + " if that is the value");
+                line.given.push_back({option, value, ""});
+            }
+        }
+    } catch (const po::unknown_option& e) {
+        auto name = e.get_option_name();
+        name.erase(0, name.find_first_not_of('-'));
+        auto names = option_names();
+        names.insert(names.end(), {"help", "version"});
+        const auto meant = values::nearest(name, names);
+        refuse("unknown option --" + name, suggestion(meant.empty() ? "" : "--" + meant));
+    } catch (const po::invalid_command_line_syntax& e) {
+        auto name = e.get_option_name();
+        name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
+        if (e.kind() == po::invalid_syntax::extra_parameter) refuse("--" + name + " takes no value");
+        refuse("--" + name + ": value missing or empty");
+    } catch (const po::error& e) {
+        refuse(std::string("command line: ") + e.what());
+    }
+    return line;
+}
+
+void refuse_repeats(const std::vector<Given>& given) {
+    for (std::size_t i = 0; i < given.size(); ++i)
+        for (std::size_t j = 0; j < i; ++j)
+            if (given[i].option == given[j].option && !(given[i].option->where & repeats))
+                refuse("--" + given[i].option->name + " is given twice (" + in_quotes(given[j].value) + " and " +
+                       in_quotes(given[i].value) + ")");
+}
+
+bool holds(const std::vector<Given>& given, const std::string& name) {
+    return std::any_of(given.begin(), given.end(), [&](const Given& g) { return g.option->name == name; });
+}
+
+/// The command line's values, and those of the job file whose option (and its rival) the command line leaves open.
+std::vector<Given> merge(std::vector<Given> line, const JobFile& job) {
+    static const std::vector<std::pair<std::string, std::string>> excludes = {
+        {"shares", "policy"}, {"overwrite", "resume"}, {"prompt", "prompts"}};
+    auto all = line;
+    for (const auto& given : job.given) {
+        bool replaced = holds(line, given.option->name);
+        for (const auto& [a, b] : excludes)
+            replaced |= (given.option->name == a && holds(line, b)) || (given.option->name == b && holds(line, a));
+        if (!replaced) all.push_back(given);
+    }
+    return all;
+}
+
+void apply(const Given& given, unsigned command_bit, Options& options) {
+    const auto& row = *given.option;
+    // In a job file the name stands without dashes; the message shows what the reader will find there.
+    const auto name = given.where + (given.where.empty() ? "--" : "") + row.name;
+    if (!(row.where & command_bit))
+        refuse(name + " does not belong to `" + commands_of(command_bit) + "`", "it belongs to: " + commands_of(row.where));
+    if (given.value.empty()) refuse(name + ": empty value");
+    try {
+        row.set(options, given.value);
+    } catch (const values::Refused& refused) {
+        refuse(name + ": " + in_quotes(given.value) + " " + refused.why, refused.hint);
+    }
+}
+
+void check_positional(Options& o) {
+    const auto count = o.files.size();
+    if (o.command == Command::verify && count != 2)
+        refuse("verify compares two result files, " + std::to_string(count) + " given", "ftmpi verify A.h5 B.h5");
+    if (o.command == Command::recover && count != 1)
+        refuse("recover takes one result file, " + std::to_string(count) + " given", "ftmpi recover OUT.h5");
+    if (o.command == Command::inspect) {
+        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", "ftmpi inspect DIR");
+        if (count == 1) o.model = o.files.front();
+    }
+    if (o.command == Command::run || o.command == Command::bench || o.command == Command::plan) {
+        if (count == 0) return;
+        const auto& first = o.files.front();
+        if (find_command(first)) refuse("the command " + first + " must be the first argument");
+        const auto meant = values::nearest(first, command_names());
+        refuse("unexpected argument " + in_quotes(first),
+               meant.empty() ? "a prompt is given as --prompt TEXT" : "did you mean the command " + meant + "?");
+    }
+    for (const auto& file : o.files)
+        if (file.empty()) refuse("empty file name");
+}
+
+void check_together(const Options& o, const std::vector<Given>& given) {
+    const bool generates = o.command == Command::run || o.command == Command::bench;
+    if ((generates || o.command == Command::plan) && o.model.empty())
+        refuse("--model is missing", "ftmpi --help lists all options");
+    if (o.command == Command::run && o.prompts.empty() && o.prompts_file.empty())
+        refuse("no prompt: give --prompt TEXT or --prompts FILE");
+    if (holds(given, "shares") && holds(given, "policy")) refuse("--shares and --policy exclude each other");
+    if (o.resume && o.overwrite) refuse("--resume and --overwrite exclude each other");
+    if (o.resume && o.output.empty()) refuse("--resume needs --output FILE.h5, the file to go on with");
+    if (holds(given, "thinking") && !o.chat) refuse("--thinking needs --chat");
+    for (const char* name : {"memory-limit", "bandwidth", "gpus"})
+        if (!o.hardware.empty() && holds(given, name))
+            refuse(std::string("--hardware and --") + name + " exclude each other",
+                   "--hardware states size and bandwidth of every rank");
+}
+
+std::string escaped(const std::string& text) {
+    std::string out;
+    for (const char c : text) {
+        if (c == '\n')
+            out += "\\n";
+        else if (c == '\\')
+            out += "\\\\";
+        else
+            out += c;
+    }
+    return out;
+}
+
+std::string digest_of(const Options& o) {
+    std::string out = "command=" + row_of(o.command).name + "\n";
+    for (const auto& file : o.files) out += "file=" + escaped(file) + "\n";
+    for (const auto& prompt : o.prompts) out += "prompt=" + escaped(prompt) + "\n";
+    for (const auto& row : option_table())
+        if (!(row.where & (per_rank | repeats))) out += row.name + "=" + escaped(row.get(o)) + "\n";
+    return out;
+}
+
+/// Appends `text` from column `left` on, wrapped before column 100.
+void wrap(std::string& out, const std::string& text, std::size_t left) {
+    std::size_t column = left;
+    for (std::size_t begin = 0; begin < text.size();) {
+        const auto end = std::min(text.find(' ', begin), text.size());
+        const auto length = end - begin;
+        if (column > left && column + 1 + length > 99) out += "\n" + std::string(left, ' '), column = left;
+        if (column > left) out += ' ', ++column;
+        out.append(text, begin, length);
+        column += length;
+        begin = end + 1;
+    }
+    out += '\n';
+}
+
+void two_columns(std::string& out, const std::string& name, const std::string& text, std::size_t left) {
+    out += "  " + name;
+    out += name.size() + 4 > left ? "\n" + std::string(left, ' ') : std::string(left - name.size() - 2, ' ');
+    wrap(out, text, left);
+}
+
+}  // namespace
+
+Options parse_options(int argc, const char* const* argv) {
+    Options options;
+    options.argv.assign(argv, argv + argc);
+    std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+    const CommandRow* command = nullptr;
+    if (!arguments.empty() && (arguments.front() == "-h" || arguments.front() == "--help")) arguments.front() = "help";
+    if (!arguments.empty() && (command = find_command(arguments.front()))) arguments.erase(arguments.begin());
+
+    auto line = split(arguments);
+    if (line.help || (command && command->command == Command::help)) {
+        options.command = Command::help;
+        return options;
+    }
+    if (line.version || (command && command->command == Command::version)) {
+        options.command = Command::version;
+        return options;
+    }
+    refuse_repeats(line.given);
+    JobFile job;
+    for (const auto& given : line.given)
+        if (given.option->name == "job") {
+            if (given.value.empty()) refuse("--job: empty value");
+            job = read_job_file(given.value);
+        }
+    if (!job.command.empty()) {
+        const auto* named = find_command(job.command);
+        if (!named || named->bit == 0)
+            refuse(job.command_where + "unknown command " + in_quotes(job.command),
+                   suggestion(values::nearest(job.command, command_names())));
+        if (!command) command = named;
+    }
+    if (!command) command = &row_of(Command::run);
+    options.command = command->command;
+
+    const auto given = merge(line.given, job);
+    for (const auto& one : given) apply(one, command->bit, options);
+    if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
+    options.files = line.positional;
+    check_positional(options);
+    check_together(options, given);
+    options.digest_text = digest_of(options);
+    return options;
+}
+
+std::string help_text() {
+    std::string out =
+        "Usage: ftmpi [COMMAND] --model DIR [OPTION ...]\n"
+        "       mpirun -np RANKS ftmpi --model DIR --prompt TEXT\n\n"
+        "Commands\n";
+    for (const auto& row : command_table()) two_columns(out, row.name, row.text, 12);
+    const Options defaults;
+    std::string group;
+    for (const auto& row : option_table()) {
+        if (row.group != group) out += "\n" + (group = row.group) + " (" + commands_of(row.group_where) + ")\n";
+        auto text = row.text;
+        if (const auto value = row.get(defaults); !value.empty() && !row.argument.empty()) text += " [default " + value + "]";
+        if (const auto where = row.where & in_all; where != row.group_where)
+            text += where == in_all ? std::string(" [every command]") : " [" + commands_of(where) + "]";
+        two_columns(out, "--" + row.name + (row.argument.empty() ? "" : " " + row.argument), text, 32);
+    }
+    out +=
+        "\nSwitches may be undone: --NAME=off. A job file holds the same names as `key = value` lines: values\n"
+        "are literal, a line that starts with # is a comment, switches are on or off, `command = plan` names\n"
+        "the command. Paths in it are relative to the current directory, as on the command line. A value on\n"
+        "the command line replaces that of the job file; --prompt or --prompts replaces all its prompts.\n";
+    return out;
+}
+
+std::uint64_t parse_bytes(const std::string& text) {
+    try {
+        return values::bytes(text);
+    } catch (const values::Refused& refused) {
+        throw Error(Exit::usage, values::in_quotes(text) + " " + refused.why, refused.hint);
+    }
+}
+
+}  // namespace ftmpi

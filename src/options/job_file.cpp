@@ -1,0 +1,72 @@
+// Job files: `key = value` lines with the names of the command line. They set values and do nothing else.
+#include <algorithm>
+#include <map>
+
+#include "../error.hpp"
+#include "table.hpp"
+#include "values.hpp"
+
+namespace ftmpi {
+namespace {
+
+constexpr std::uint64_t largest_job_file = 1 << 20;
+
+std::string trimmed(std::string_view text) {
+    const auto begin = text.find_first_not_of(" \t\r");
+    if (begin == std::string_view::npos) return {};
+    return std::string(text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1));
+}
+
+}  // namespace
+
+JobFile read_job_file(const std::filesystem::path& path) {
+    std::string content;
+    try {
+        content = values::read_file(path, largest_job_file);
+    } catch (const values::Refused& refused) {
+        throw Error(Exit::usage, "job file " + path.string() + " " + refused.why);
+    }
+
+    JobFile job;
+    std::map<std::string, int> first_line;
+    int line_number = 0;
+    for (std::size_t begin = 0; begin < content.size();) {
+        const auto end = std::min(content.find('\n', begin), content.size());
+        const auto raw = std::string_view(content).substr(begin, end - begin);
+        begin = end + 1;
+        const auto where = path.string() + ":" + std::to_string(++line_number) + ": ";
+        const auto refuse = [&](const std::string& what, const std::string& hint = {}) {
+            throw Error(Exit::usage, where + what, hint);
+        };
+        std::string fault;
+        if (const auto at = values::find_invalid_utf8(raw, fault); at != std::string_view::npos)
+            refuse("invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the line");
+        if (raw.find('\0') != std::string_view::npos) refuse("holds a NUL byte");
+        const auto line = trimmed(raw);
+        if (line.empty() || line.front() == '#') continue;
+        if (line.front() == '[') refuse("sections are not used in job files");
+        const auto equals = line.find('=');
+        if (equals == std::string::npos) refuse(values::in_quotes(line) + " is not a `key = value` line");
+
+        const auto key = trimmed(std::string_view(line).substr(0, equals));
+        const auto value = trimmed(std::string_view(line).substr(equals + 1));
+        if (key.empty()) refuse("no key before '='");
+        if (value.empty()) refuse(key + ": empty value");
+        if (key == "job") refuse("a job file cannot name another job file");
+        const auto* option = find_option(key);
+        if (!option && key != "command") {
+            const auto meant = values::nearest(key, option_names());
+            refuse("unknown key " + values::in_quotes(key), meant.empty() ? "" : "did you mean " + meant + "?");
+        }
+        const auto [earlier, is_new] = first_line.emplace(key, line_number);
+        if (!is_new && !(option && option->where & repeats))
+            refuse(key + " was already set in line " + std::to_string(earlier->second));
+        if (option)
+            job.given.push_back({option, value, where});
+        else
+            job.command = value, job.command_where = where;
+    }
+    return job;
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,39 @@
+// Strict readers of option values. Each takes the whole text or throws Refused; nothing is rounded, clamped or guessed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ftmpi::values {
+
+/// Why a value is refused, without the option's name: the caller knows where the value came from.
+struct Refused {
+    std::string why;
+    std::string hint = {};
+};
+
+std::int64_t integer(std::string_view text, std::int64_t least, std::int64_t most);
+std::uint64_t unsigned_integer(std::string_view text);
+/// A finite decimal number; no sign, no hexadecimal, no "inf" or "nan".
+double number(std::string_view text);
+/// Bytes of "24GiB", "1.5GB", "1000".
+std::uint64_t bytes(std::string_view text);
+/// The parts between separators (any character of `separators`), none of them empty.
+std::vector<std::string> parts(std::string_view text, std::string_view separators);
+/// Shortest text that reads back as the same number.
+std::string text_of(double value);
+
+/// First invalid byte of `text`, or npos when all of it is UTF-8; `what` gets the reason.
+std::size_t find_invalid_utf8(std::string_view text, std::string& what);
+/// All bytes of a regular file of at most `limit` bytes. FIFOs, devices and folders are refused before anything is read.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+/// `text` in quotes for a message, control characters escaped and a long middle left out.
+std::string in_quotes(std::string_view text);
+/// The name in `known` that was likely meant, or empty.
+std::string nearest(std::string_view name, const std::vector<std::string>& known);
+
+}  // namespace ftmpi::values

@@ -1,0 +1,464 @@
+// The command line, job files and prompt files: what is accepted, and that everything else is refused in words.
+#define BOOST_TEST_MODULE options
+#include "options.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <fstream>
+
+#include "error.hpp"
+
+using namespace ftmpi;
+namespace fs = std::filesystem;
+
+namespace {
+
+Options parse(std::vector<std::string> arguments) {
+    std::vector<const char*> argv{"ftmpi"};
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+Options parse_run(std::vector<std::string> more) {
+    more.insert(more.begin(), {"--model", "m", "--prompt", "hello"});
+    return parse(std::move(more));
+}
+
+/// what() and hint() of the error that `work` ends with; fails the test when the code is another or nothing is thrown.
+template <class Work>
+std::string refusal(Exit code, Work&& work) {
+    try {
+        work();
+    } catch (const Error& e) {
+        BOOST_TEST(static_cast<int>(e.code()) == static_cast<int>(code), e.what());
+        return std::string(e.what()) + " | " + e.hint();
+    }
+    BOOST_ERROR("nothing was refused");
+    return {};
+}
+
+std::string usage(std::vector<std::string> arguments) {
+    return refusal(Exit::usage, [&] { parse(std::move(arguments)); });
+}
+std::string usage_run(std::vector<std::string> more) {
+    return refusal(Exit::usage, [&] { parse_run(std::move(more)); });
+}
+
+#define TEST_HOLDS(text, part)                                                                   \
+    do {                                                                                         \
+        const std::string text_ = (text), part_ = (part);                                        \
+        BOOST_TEST((text_.find(part_) != std::string::npos), text_ << " should hold " << part_); \
+    } while (false)
+
+struct Folder {
+    fs::path path;
+    Folder() {
+        char name[] = "/tmp/ftmpi-options-XXXXXX";
+        path = mkdtemp(name);
+    }
+    ~Folder() { fs::remove_all(path); }
+    std::string write(const std::string& name, const std::string& bytes) const {
+        std::ofstream(path / name, std::ios::binary) << bytes;
+        return (path / name).string();
+    }
+};
+
+std::vector<PromptText> prompts_of(const Folder& folder, const std::string& bytes, bool chat = false) {
+    Options o;
+    o.prompts_file = folder.write("prompts", bytes);
+    o.chat = chat;
+    return read_prompts(o);
+}
+
+std::string bad_prompts(const Folder& folder, const std::string& bytes, bool chat = false) {
+    return refusal(Exit::bad_input, [&] { prompts_of(folder, bytes, chat); });
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(run_is_the_command_when_none_is_named) {
+    const auto o = parse({"--model", "m", "--prompt", "a", "--prompt=b", "--max-tokens", "5"});
+    BOOST_TEST((o.command == Command::run));
+    BOOST_TEST(o.model == "m");
+    BOOST_TEST(o.prompts == (std::vector<std::string>{"a", "b"}), boost::test_tools::per_element());
+    BOOST_TEST(o.max_tokens == 5);
+    BOOST_TEST(!o.hash.has_value());
+    BOOST_TEST(o.argv.size() == 8u);
+    BOOST_TEST((parse({"run", "--model", "m", "--prompt", "a"}).command == Command::run));
+    BOOST_TEST((parse({"bench", "--model", "m"}).command == Command::bench));
+    BOOST_TEST((parse({"plan", "--model", "m"}).command == Command::plan));
+    BOOST_TEST((parse({"inspect", "m"}).model == "m"));
+    BOOST_TEST((parse({"inspect", "--model", "m"}).model == "m"));
+    BOOST_TEST(parse({"verify", "a.h5", "b.h5"}).files.size() == 2u);
+    BOOST_TEST((parse({"recover", "a.h5"}).command == Command::recover));
+    for (const char* help : {"help", "--help", "-h"}) BOOST_TEST((parse({help}).command == Command::help));
+    BOOST_TEST((parse({"run", "--help"}).command == Command::help));
+    BOOST_TEST((parse({"--version"}).command == Command::version));
+}
+
+BOOST_AUTO_TEST_CASE(every_value_reaches_its_field) {
+    const auto o = parse_run({"--chat",
+                              "--thinking",
+                              "off",
+                              "--ignore-eos",
+                              "--save-logits",
+                              "--output",
+                              "o.h5",
+                              "--temperature",
+                              "0.7",
+                              "--top-p",
+                              "0.9",
+                              "--top-k",
+                              "40",
+                              "--seed",
+                              "18446744073709551615",
+                              "--batch",
+                              "4",
+                              "--backend",
+                              "cpu",
+                              "--transport",
+                              "mpi",
+                              "--numerics",
+                              "fast",
+                              "--shares",
+                              "5:2,1",
+                              "--gpus",
+                              "GPU-a,GPU-b",
+                              "--memory-limit",
+                              "24GiB,16GiB",
+                              "--bandwidth",
+                              "1008,288.5",
+                              "--context",
+                              "4096",
+                              "--kv",
+                              "fp8",
+                              "--embedding",
+                              "device",
+                              "--prefill-chunk",
+                              "7",
+                              "--threads",
+                              "3",
+                              "--hash",
+                              "off",
+                              "--overwrite",
+                              "--timeout",
+                              "12.5",
+                              "--json"});
+    BOOST_TEST((o.chat && !o.thinking && o.ignore_eos && o.save_logits && o.overwrite && o.json && !o.resume));
+    BOOST_TEST(o.output == "o.h5");
+    BOOST_TEST(o.temperature == 0.7);
+    BOOST_TEST(o.top_p == 0.9);
+    BOOST_TEST(o.top_k == 40);
+    BOOST_TEST(o.seed == 18446744073709551615u);
+    BOOST_TEST(o.batch == 4);
+    BOOST_TEST((o.backend == BackendChoice::cpu && o.transport == TransportChoice::mpi && o.numerics == Numerics::fast));
+    BOOST_TEST((o.policy == Policy::shares));
+    BOOST_TEST(o.shares == (std::vector<double>{5, 2, 1}), boost::test_tools::per_element());
+    BOOST_TEST(o.gpus == (std::vector<std::string>{"GPU-a", "GPU-b"}), boost::test_tools::per_element());
+    BOOST_TEST(o.memory_limit == (std::vector<std::uint64_t>{24ull << 30, 16ull << 30}), boost::test_tools::per_element());
+    BOOST_TEST(o.bandwidth == (std::vector<double>{1008, 288.5}), boost::test_tools::per_element());
+    BOOST_TEST(o.context == 4096);
+    BOOST_TEST((o.kv == KvType::fp8 && !o.embedding_on_host && o.prefill_chunk == 7 && o.threads == 3));
+    BOOST_TEST((o.hash.has_value() && !*o.hash));
+    BOOST_TEST(o.timeout == 12.5);
+    const auto plan = parse({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB@288"});
+    BOOST_REQUIRE(plan.hardware.size() == 2u);
+    BOOST_TEST(plan.hardware[1].bytes == 16ull << 30);
+    BOOST_TEST(plan.hardware[1].gb_per_s == 288);
+    BOOST_TEST((parse_run({"--policy", "even"}).policy == Policy::even));
+    BOOST_TEST(parse_run({"--shares", "1:0"}).shares[1] == 0);
+}
+
+BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
+    for (const char* bad : {"3x", "-1", "nan", "1e3", "0x10", "+3", " 3", "3 ", "0", "99999999999999999999", "2.5"}) {
+        const auto text = usage_run({"--max-tokens", bad});
+        TEST_HOLDS(text, "--max-tokens");
+        TEST_HOLDS(text, bad);
+    }
+    for (const char* bad : {"nan", "inf", "-0.5", "1e999", "0x1p3", "1,5", "warm"})
+        TEST_HOLDS(usage_run({"--temperature", bad}), "--temperature: '" + std::string(bad));
+    for (const char* bad : {"0", "1.1"}) TEST_HOLDS(usage_run({"--top-p", bad}), "above 0");
+    for (const char* bad : {"-1", "18446744073709551616", "1.0"}) TEST_HOLDS(usage_run({"--seed", bad}), "--seed");
+    for (const char* bad : {"24", "24Gib@3", "24GiB@", "@3", "24GiB@0", "0@3", "24GiB@1008,", "24GiB@1e999"})
+        TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", bad}), "--hardware");
+    for (const char* bad : {"0,0", "3,,1", "3,1,", "a,b", "-1,2", "nan,1"})
+        TEST_HOLDS(usage_run({"--shares", bad}), "--shares");
+    TEST_HOLDS(usage_run({"--gpus", "GPU-a,GPU-a"}), "twice");
+    TEST_HOLDS(usage_run({"--kv", "fp16"}), "must be one of bf16, fp8, fp32");
+    TEST_HOLDS(usage_run({"--hash", "yes"}), "on, off");
+    TEST_HOLDS(usage_run({"--chat=yes"}), "on, off");
+    TEST_HOLDS(usage_run({"--timeout", "0"}), "--timeout");
+    TEST_HOLDS(usage_run({"--memory-limit", "0"}), "above 0");
+}
+
+BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
+    TEST_HOLDS(usage_run({"--modle", "x"}), "did you mean --model?");
+    TEST_HOLDS(usage_run({"--max-new-tokens", "3"}), "did you mean --max-tokens?");
+    TEST_HOLDS(usage_run({"--max", "3"}), "unknown option --max");  // no guessing from a prefix
+    TEST_HOLDS(usage_run({"--wholly-unlike", "3"}), "unknown option --wholly-unlike | ");
+    TEST_HOLDS(usage_run({"--batch", "1", "--batch", "2"}), "--batch is given twice ('1' and '2')");
+    TEST_HOLDS(usage_run({"--chat", "--chat"}), "--chat is given twice");
+    TEST_HOLDS(usage_run({"--hardware", "24GiB@1"}), "--hardware does not belong to `run` | it belongs to: plan");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--prompt", "x"}), "--prompt does not belong to `plan`");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--resume"}), "--resume");
+    TEST_HOLDS(usage({"verify", "a", "b", "--model", "m"}), "--model");
+    for (const char* name : {"--model", "--prompt", "--output", "--job", "--shares"}) {
+        TEST_HOLDS(usage({name, ""}), name);
+        TEST_HOLDS(usage({std::string(name) + "="}), name);
+        TEST_HOLDS(usage({name}), name);
+    }
+    TEST_HOLDS(usage_run({"--output", "--overwrite"}), "--output: value missing before --overwrite");
+    TEST_HOLDS(usage_run({"--output", "--batch=3"}), "--output: value missing");
+    BOOST_TEST(parse({"--model", "m", "--prompt=--overwrite"}).prompts[0] == "--overwrite");
+    BOOST_TEST(parse({"--model", "m", "--prompt", "-5 + 3 ="}).prompts[0] == "-5 + 3 =");
+    BOOST_TEST(parse({"--model", "m", "--prompt", "--unlike any option"}).prompts[0] == "--unlike any option");
+    BOOST_TEST(!parse_run({"--chat=off"}).chat);
+    TEST_HOLDS(usage_run({"-x"}), "unexpected argument '-x'");
+    TEST_HOLDS(usage({"bneh", "--model", "m"}), "did you mean the command bench?");
+    TEST_HOLDS(usage({"--model", "m", "plan"}), "must be the first argument");
+    TEST_HOLDS(usage({}), "--model is missing");
+    TEST_HOLDS(usage({"--model", "m"}), "no prompt");
+    TEST_HOLDS(usage({"verify", "a.h5"}), "two result files");
+    TEST_HOLDS(usage({"recover"}), "one result file");
+    TEST_HOLDS(usage({"inspect", "a", "b"}), "one checkpoint");
+}
+
+BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
+    TEST_HOLDS(usage_run({"--shares", "3,1", "--policy", "even"}), "exclude each other");
+    TEST_HOLDS(usage_run({"--resume", "--overwrite", "--output", "o"}), "exclude each other");
+    TEST_HOLDS(usage_run({"--resume"}), "--resume needs --output");
+    TEST_HOLDS(usage_run({"--thinking", "off"}), "--thinking needs --chat");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--memory-limit", "1GiB"}), "exclude each other");
+}
+
+BOOST_AUTO_TEST_CASE(sizes) {
+    BOOST_TEST(parse_bytes("24GiB") == 24ull << 30);
+    BOOST_TEST(parse_bytes("512MiB") == 512ull << 20);
+    BOOST_TEST(parse_bytes("16GB") == 16000000000ull);
+    BOOST_TEST(parse_bytes("1000") == 1000u);
+    BOOST_TEST(parse_bytes("1.5KiB") == 1536u);
+    BOOST_TEST(parse_bytes("9007199254740993") == 9007199254740993ull);
+    for (const char* bad :
+         {"", "GiB", "24G", "24gib", "24 GiB", "-1", "1.5", "1..5GiB", ".5GiB", "5.GiB", "1e3", "99999999999TiB", "1GiBx"})
+        TEST_HOLDS(refusal(Exit::usage, [&] { parse_bytes(bad); }), "'" + std::string(bad) + "'");
+}
+
+BOOST_AUTO_TEST_CASE(job_files) {
+    const Folder folder;
+    const auto job = folder.write("a.ini",
+                                  "# a comment\r\n\r\nmodel = data/m  \r\nprompt = Is # or \\n special? \"No.\"\n"
+                                  "prompt=a = b\nmax-tokens = 9\n  chat = on\nshares = 3:1\n");
+    auto o = parse({"--job", job});
+    BOOST_TEST(o.model == "data/m");
+    BOOST_TEST(o.prompts == (std::vector<std::string>{"Is # or \\n special? \"No.\"", "a = b"}),
+               boost::test_tools::per_element());
+    BOOST_TEST(o.max_tokens == 9);
+    BOOST_TEST((o.chat && o.policy == Policy::shares));
+
+    o = parse({"--job", job, "--prompt", "mine", "--max-tokens", "3", "--chat=off", "--policy", "even"});
+    BOOST_TEST(o.prompts == std::vector<std::string>{"mine"}, boost::test_tools::per_element());
+    BOOST_TEST((o.max_tokens == 3 && !o.chat && o.policy == Policy::even && o.shares.empty()));
+
+    o = parse({"--job", folder.write("b.ini", "command = plan\nmodel=m\nhardware = 1GiB@2\n")});
+    BOOST_TEST((o.command == Command::plan));
+    TEST_HOLDS(usage({"run", "--job", folder.write("b.ini", "command = plan\nmodel=m\nhardware = 1GiB@2\n")}),
+               "b.ini:3: hardware does not belong");
+
+    const std::pair<const char*, const char*> bad[] = {
+        {"model = m\nmax_tokens = 3\n", "bad.ini:2: unknown key 'max_tokens' | did you mean max-tokens?"},
+        {"model = m\n\nbatch = 3x\n", "bad.ini:3: batch: '3x' not a whole number"},
+        {"model = m\nmodel = n\n", "bad.ini:2: model was already set in line 1"},
+        {"job = other.ini\n", "bad.ini:1: a job file cannot name another job file"},
+        {"model m\n", "bad.ini:1: 'model m' is not a `key = value` line"},
+        {"[run]\n", "bad.ini:1: sections"},
+        {"model =  \n", "bad.ini:1: model: empty value"},
+        {"= 3\n", "bad.ini:1: no key"},
+        {"help = on\n", "bad.ini:1: unknown key 'help'"},
+        {"chat = \n", "empty value"},
+        {"chat = yes\n", "bad.ini:1: chat: 'yes' must be one of on, off"},
+        {"command = paln\n", "bad.ini:1: unknown command 'paln' | did you mean plan?"},
+        {"command = help\n", "bad.ini:1: unknown command 'help'"},
+        {"prompt = \xff\n", "bad.ini:1: invalid UTF-8"},
+    };
+    for (const auto& [text, message] : bad) TEST_HOLDS(usage({"--job", folder.write("bad.ini", text)}), message);
+    TEST_HOLDS(usage({"--job", folder.write("nul.ini", std::string("model = m\0m\n", 12))}), "NUL");
+    TEST_HOLDS(usage({"--job", folder.path.string()}), "is not a regular file");
+    TEST_HOLDS(usage({"--job", "/dev/zero"}), "is not a regular file");
+    TEST_HOLDS(usage({"--job", (folder.path / "none.ini").string()}), "cannot be opened");
+    TEST_HOLDS(usage({"--job", folder.write("large.ini", std::string((1 << 20) + 1, '#'))}), "is larger than 1048576 bytes");
+}
+
+BOOST_AUTO_TEST_CASE(digest_text_holds_what_must_be_equal) {
+    const auto a = parse_run({"--threads", "2", "--gpus", "GPU-a", "--shares", "3:1"}).digest_text;
+    const auto b = parse_run({"--threads", "4", "--gpus", "GPU-b", "--shares", "3,1"}).digest_text;
+    BOOST_TEST(a == b);
+    TEST_HOLDS(a, "command=run\n");
+    TEST_HOLDS(a, "prompt=hello\n");
+    TEST_HOLDS(a, "max-tokens=64\n");
+    TEST_HOLDS(a, "shares=3,1\n");
+    for (const std::vector<std::string>& other : std::vector<std::vector<std::string>>{{"--max-tokens", "65"},
+                                                                                       {"--seed", "1"},
+                                                                                       {"--kv", "fp8"},
+                                                                                       {"--context", "100"},
+                                                                                       {"--hash", "off"},
+                                                                                       {"--prompt", "x"},
+                                                                                       {"--chat"},
+                                                                                       {"--temperature", "0.1"},
+                                                                                       {"--timeout", "1"},
+                                                                                       {"--memory-limit", "1GiB"},
+                                                                                       {"--prompts", "f"}})
+        BOOST_TEST(parse_run(other).digest_text != parse_run({}).digest_text);
+    // A line break inside a value must not look like another option.
+    TEST_HOLDS(parse({"--model", "m", "--prompt", "a\nseed=3"}).digest_text, "prompt=a\\nseed=3\n");
+}
+
+BOOST_AUTO_TEST_CASE(help_lists_every_option_within_100_columns) {
+    const auto help = help_text();
+    std::size_t widest = 0;
+    for (std::size_t begin = 0; begin < help.size();) {
+        const auto end = help.find('\n', begin);
+        widest = std::max(widest, end - begin);
+        begin = end + 1;
+    }
+    BOOST_TEST(widest <= 100u);
+    for (const char* part : {"--model DIR", "[default 64]", "--hardware", "(run, bench, plan)", "[plan]", "recover",
+                             "--kv bf16|fp8|fp32", "[default bf16]"})
+        TEST_HOLDS(help, part);
+}
+
+BOOST_AUTO_TEST_CASE(prompt_arguments_are_literal) {
+    Options o;
+    o.prompts = {"a\\nb", "a\nb", "  ", "\xC2\xA0", "\xEF\xBB\xBF"};
+    const auto prompts = read_prompts(o);
+    BOOST_REQUIRE(prompts.size() == 5u);
+    BOOST_TEST(prompts[0].text.size() == 4u);
+    BOOST_TEST(prompts[1].text.size() == 3u);
+    BOOST_TEST(prompts[4].text == "\xEF\xBB\xBF");  // on the command line a byte order mark is text
+    o.prompts = {"fine", ""};
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "--prompt 2: empty prompt");
+    o.prompts = {"ab\xED\xA0\x80"};
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "--prompt 1: invalid UTF-8 (surrogate) at byte 2");
+}
+
+BOOST_AUTO_TEST_CASE(text_prompt_files) {
+    const Folder folder;
+    auto prompts = prompts_of(folder, "one\r\n two \nthree\\n\n\t\nlast");
+    BOOST_REQUIRE(prompts.size() == 5u);
+    BOOST_TEST(prompts[0].text == "one");
+    BOOST_TEST(prompts[1].text == " two ");
+    BOOST_TEST(prompts[2].text == "three\\n");
+    BOOST_TEST(prompts[3].text == "\t");
+    BOOST_TEST(prompts[4].text == "last");
+    BOOST_TEST(prompts_of(folder, "a\nb\n\n\r\n\n").size() == 2u);
+    BOOST_TEST(prompts_of(folder,
+                          "\xEF\xBB\xBF"
+                          "a\n")[0]
+                   .text == "a");
+    BOOST_TEST(prompts_of(folder, std::string("a\0b\n", 4))[0].text == std::string("a\0b", 3));
+    TEST_HOLDS(bad_prompts(folder, "a\n\nb\n"), "prompts: line 2: empty prompt");
+    for (const char* empty : {"", "\n", "\r\n\n\n", "\xEF\xBB\xBF"}) TEST_HOLDS(bad_prompts(folder, empty), "no prompts");
+    const std::pair<const char*, const char*> bad[] = {
+        {"\xFF", "at byte 3"},           {"\xC3\x28", "truncated character"},     {"\xE2\x82", "truncated character"},
+        {"\xED\xA0\x80", "(surrogate)"}, {"\xF5\x80\x80\x80", "beyond U+10FFFF"}, {"\xC0\xAF", "overlong form"},
+        {"\x80", "continuation byte"},   {"\xE0\x80\x80", "overlong form"},       {"\xF4\x90\x80\x80", "beyond U+10FFFF"}};
+    for (const auto& [bytes, message] : bad) {
+        const auto text = bad_prompts(folder, std::string("ok\n") + bytes);
+        TEST_HOLDS(text, "prompts: line 2: invalid UTF-8");
+        TEST_HOLDS(text, "at byte 3 of the file");
+        TEST_HOLDS(text, message);
+    }
+    TEST_HOLDS(bad_prompts(folder, std::string("\xFF\xFE"
+                                               "a\0",
+                                               4)),
+               "UTF-16");
+}
+
+BOOST_AUTO_TEST_CASE(json_lines) {
+    const Folder folder;
+    auto prompts = prompts_of(folder,
+                              "{\"prompt\": \"a\\nb \\ud83d\\udc4d \\\\ud83d\", \"id\": \"first\", \"max_tokens\": 5}\r\n"
+                              "{\"ids\": [0, 2147483647], \"id\": 7}\n{\"prompt\":\"\\u0000\"}\n\n");
+    BOOST_REQUIRE(prompts.size() == 3u);
+    BOOST_TEST(prompts[0].text == "a\nb \xF0\x9F\x91\x8D \\ud83d");
+    BOOST_TEST(prompts[0].id == "first");
+    BOOST_TEST((prompts[0].max_tokens == 5));
+    BOOST_TEST(prompts[1].ids == (std::vector<std::int32_t>{0, 2147483647}), boost::test_tools::per_element());
+    BOOST_TEST(prompts[1].id == "7");
+    BOOST_TEST(prompts[2].text == std::string(1, '\0'));
+
+    const std::pair<const char*, const char*> bad[] = {
+        {R"({"prompt": "\ud83d"})", "lone surrogate \\ud83d at byte 12 of the line"},
+        {R"({"prompt": "\udc4d\ud83d"})", "lone surrogate \\udc4d"},
+        {R"({"prompt": "\ud83d\n"})", "lone surrogate"},
+        {R"({"prompt": "a", "max_token": 3})", "unknown key 'max_token' | did you mean max_tokens?"},
+        {R"({"prompt": "a", "prompt": "b"})", "key 'prompt' twice"},
+        {R"({"prompt": ""})", "empty prompt"},
+        {R"({"ids": []})", "empty prompt"},
+        {R"({"id": "x"})", "neither prompt nor ids"},
+        {R"({"prompt": "a", "ids": [1]})", "both prompt and ids"},
+        {R"({"ids": [1, -1]})", "ids[1] must be a whole number from 0 to 2147483647"},
+        {R"({"ids": [2147483648]})", "ids[0]"},
+        {R"({"ids": [1.0]})", "ids[0]"},
+        {R"({"ids": [1e3]})", "ids[0]"},
+        {R"({"ids": ["1"]})", "ids[0]"},
+        {R"({"ids": [18446744073709551615]})", "ids[0]"},
+        {R"({"ids": 3})", "ids must be an array"},
+        {R"({"prompt": 3})", "prompt must be a string"},
+        {R"({"prompt": "a", "max_tokens": 0})", "max_tokens must be a whole number from 1"},
+        {R"({"prompt": "a", "id": ""})", "id is empty"},
+        {R"({"prompt": "a"} {"prompt": "b"})", "not one JSON object"},
+        {R"({"prompt": "a")", "not one JSON object"},
+        {R"({ starts like JSON)", "JSONL"},
+    };
+    for (const auto& [line, message] : bad) {
+        const auto text = bad_prompts(folder, std::string("{\"prompt\": \"fine\"}\n") + line + "\n");
+        TEST_HOLDS(text, "prompts: line 2: ");
+        TEST_HOLDS(text, message);
+    }
+    TEST_HOLDS(bad_prompts(folder, "{\"prompt\":\"a\"}\n[1]\n"), "line 2: not a JSON object");
+    TEST_HOLDS(bad_prompts(folder, "{\"prompt\":\"a\"}\n\n{\"prompt\":\"b\"}\n"), "line 2: empty prompt");
+    TEST_HOLDS(bad_prompts(folder, "{\"prompt\":\"a\",\"id\":\"x\"}\n{\"prompt\":\"b\",\"id\":\"x\"}\n"),
+               "line 2: id 'x' was used before");
+    TEST_HOLDS(bad_prompts(folder, "{\"ids\":[1]}\n", true), "chat");
+    TEST_HOLDS(bad_prompts(folder, "{\"ids\":" + std::string(100000, '[')), "not one JSON object");
+}
+
+BOOST_AUTO_TEST_CASE(odd_files_are_refused_without_waiting) {
+    const Folder folder;
+    Options o;
+    o.prompts_file = folder.path / "fifo";
+    BOOST_REQUIRE(mkfifo(o.prompts_file.c_str(), 0600) == 0);
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "is not a regular file");
+    for (const auto& path : {fs::path("/dev/zero"), folder.path}) {
+        o.prompts_file = path;
+        TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "is not a regular file");
+    }
+    o.prompts_file = folder.path / "none";
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "cannot be opened");
+    o.prompts_file = folder.write("huge", "");
+    fs::resize_file(o.prompts_file, (std::uintmax_t(1) << 30) + 1);  // sparse
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "is larger than 1073741824 bytes");
+}
+
+BOOST_AUTO_TEST_CASE(large_prompt_files_are_read_quickly) {
+    const Folder folder;
+    std::string text, json;
+    for (int i = 0; i < 10000; ++i) {
+        text += "prompt number " + std::to_string(i) + "\n";
+        json += "{\"id\": " + std::to_string(i) + ", \"prompt\": \"number " + std::to_string(i) + "\"}\n";
+    }
+    const std::string megabyte(1 << 20, 'x');
+    text += megabyte + "\n";
+    json += "{\"prompt\": \"" + megabyte + "\"}\n";
+    const auto start = std::chrono::steady_clock::now();
+    BOOST_TEST(prompts_of(folder, text).size() == 10001u);
+    const auto prompts = prompts_of(folder, json);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    BOOST_TEST(prompts.size() == 10001u);
+    BOOST_TEST(prompts.back().text.size() == megabyte.size());
+    BOOST_TEST(seconds < 5);  // far above what is needed; a quadratic reader takes minutes
+    BOOST_TEST_MESSAGE("two files of 10,001 prompts read in " << seconds << " s");
+}
