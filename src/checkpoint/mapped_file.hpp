@@ -1,0 +1,59 @@
+// Regular files, opened without blocking and mapped read-only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace ftmpi {
+
+/// What tells one state of a file from another.
+struct FileStamp {
+    std::uint64_t size = 0, inode = 0;
+    std::int64_t seconds = 0, nanoseconds = 0;  ///< modification time
+    friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
+/// The stamp of the file that `path` leads to now; Error(bad_input) when there is none.
+FileStamp stamp_of(const std::filesystem::path& path);
+
+/// A descriptor of a regular file, closed at the end of the scope. Pipes, devices, sockets and directories are refused
+/// before anything is read from them.
+class OpenFile {
+public:
+    explicit OpenFile(const std::filesystem::path& path);
+    ~OpenFile();
+    OpenFile(const OpenFile&) = delete;
+    OpenFile& operator=(const OpenFile&) = delete;
+
+    int descriptor() const { return descriptor_; }
+    const FileStamp& stamp() const { return stamp_; }
+
+private:
+    int descriptor_ = -1;
+    FileStamp stamp_;
+};
+
+/// The whole of a file as read-only memory. An empty file has no memory.
+class MappedFile {
+public:
+    explicit MappedFile(std::filesystem::path path);
+    MappedFile(MappedFile&& other) noexcept;
+    MappedFile& operator=(MappedFile&&) = delete;
+    ~MappedFile();
+
+    const std::filesystem::path& path() const { return path_; }
+    const FileStamp& stamp() const { return stamp_; }
+    const std::byte* data() const { return data_; }
+    std::uint64_t size() const { return stamp_.size; }
+    std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<std::size_t>(stamp_.size)}; }
+
+private:
+    std::filesystem::path path_;
+    FileStamp stamp_;
+    const std::byte* data_ = nullptr;
+};
+
+}  // namespace ftmpi
