@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,20 +88,54 @@ struct ShardPlan {
     std::vector<RankBytes> bytes;        ///< one a rank
     std::vector<std::uint64_t> available;
     std::vector<double> read_bytes;      ///< per decoded token at context 0, one a rank
-    double seconds_per_token = 0;        ///< predicted
+    double seconds_per_token = 0;        ///< predicted at context 0; 0 = no bandwidth is known
     std::vector<std::string> notes;      ///< asked and given shares, ranks without work, what limited the context
+
+    // What the table shows beside the ranges, one a rank.
+    std::vector<std::string> names;
+    std::vector<double> gb_per_s;        ///< bandwidth counted with; 0 = unknown
+    std::vector<double> asked;           ///< shares the policy asked for, adding up to 1
+    std::vector<double> given;           ///< shares of the bytes that are cut, adding up to 1 (what is replicated left out)
+    std::vector<double> rank_seconds;    ///< read_bytes / bandwidth; 0 = unknown
+    int exchanges = 0;                   ///< gathers of one decoded token that are waited for
+    double exchange_seconds = 0;         ///< predicted cost of one
+    bool whole_kv_groups = false;        ///< attention is cut only between key/value heads, so none is held twice
 };
 
+/// Cost of one gather when the request does not say: between the 2 us of peer memory and the 6 us of NCCL in a graph.
+inline constexpr double kExchangeSeconds = 4e-6;
+/// Context that Policy::speed must be able to hold when none was asked for (or max_positions if that is smaller); what
+/// its cut leaves free then makes the context larger.
+inline constexpr std::int64_t kSpeedContext = 8192;
+
 /// Makes the plan, or throws Error(Exit::does_not_fit) with the bytes needed and available per rank and with the context
-/// or the cut that would fit.
+/// or the cut that would fit. Error(Exit::usage) for shares that are not one non-negative number a rank, counts below 1,
+/// or a context above max_positions. The context is an exact number of tokens, not rounded to a block.
+///
+/// Every matrix is dealt in units by the same shares; what rounding takes from a rank in one layer it is owed in the next, so
+/// a single matrix is off by less than a unit and so is, in effect, the sum over all layers.
+/// Policies: even and shares do as told; memory seeks the cut with the largest context; speed the one with the least predicted
+/// time that holds the context. Prediction: the slowest rank's read_bytes / bandwidth, plus the gathers, four a layer (three
+/// with out_replicated) and one for the head. No gather is waited for when one rank holds every row (sole_rank).
+/// A rank whose bandwidth is unknown counts as the slowest known one; when none is known all are equal and no time is stated.
 ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request);
 
 /// Heads of key/value that query heads `q` read.
 Range kv_heads_of(const ModelConfig& config, Range q);
 
+/// Value heads of the key-head groups: each key head carries config.groups() of them.
+Range value_head_range(const ModelConfig& config, Range key_head_groups);
+
+/// Rows of in_proj_qkv (and channels of conv1d) that belong to the key-head groups: three ranges q, k, v.
+std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups);
+
+/// The rank that holds every row that is cut (rank 0 of one), or nothing. The others then only follow: nobody waits for them.
+std::optional<int> sole_rank(const ShardPlan& plan);
+
 /// Number of floats of each buffer of a step of `rows` rows on `rank`; the model allocates exactly these.
 struct Workspace {
-    std::int64_t x, normed, mixer, qkv, z, b, a, qg, k, v, out, router, shared_gate, act, shared_act, down, logits;
+    std::int64_t x = 0, normed = 0, mixer = 0, qkv = 0, z = 0, b = 0, a = 0, qg = 0, k = 0, v = 0, out = 0, router = 0,
+                 shared_gate = 0, act = 0, shared_act = 0, down = 0, logits = 0;
     std::int64_t total() const {
         return x + normed + mixer + qkv + z + b + a + qg + k + v + out + router + shared_gate + act + shared_act + down + logits;
     }

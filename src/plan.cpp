@@ -1,0 +1,82 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "error.hpp"
+
+namespace ftmpi {
+namespace {
+
+/// "24 GiB@1008", as short as the values allow.
+std::string card_name(std::uint64_t bytes, double gb_per_s) {
+    char text[64];
+    const double gib = static_cast<double>(bytes) / (1ull << 30);
+    if (gb_per_s > 0)
+        std::snprintf(text, sizeof text, "%.4gGiB@%.4g", gib, gb_per_s);
+    else
+        std::snprintf(text, sizeof text, "%.4gGiB", gib);
+    return text;
+}
+
+/// One value for all ranks or one a rank.
+template <class T>
+T value_of(const std::vector<T>& values, std::size_t rank, T none) {
+    if (values.empty()) return none;
+    return values.size() == 1 ? values[0] : values[rank];
+}
+
+}  // namespace
+
+PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks) {
+    PlanRequest request;
+    request.ranks = ranks;
+    request.policy = options.policy;
+    request.shares = options.shares;
+    request.context = options.context;
+    request.slots = options.batch;
+    request.kv = options.kv;
+    request.prefill_rows = options.prefill_chunk;
+    request.embedding_on_host = options.embedding_on_host;
+    return request;
+}
+
+std::vector<RankMemory> ranks_of(const Options& options) {
+    std::vector<RankMemory> ranks;
+    const auto add = [&](std::uint64_t bytes, double gb_per_s) {
+        const std::uint64_t fixed = options.backend == BackendChoice::cpu ? 0 : kGpuFixedBytes;
+        ranks.push_back({bytes > fixed ? bytes - fixed : 0, gb_per_s, card_name(bytes, gb_per_s)});
+    };
+    if (!options.hardware.empty()) {
+        if (!options.memory_limit.empty() || !options.bandwidth.empty())
+            throw Error(Exit::usage, "--hardware already says memory and bandwidth",
+                        "leave --memory-limit and --bandwidth out, or use them instead of --hardware");
+        for (const auto& card : options.hardware) add(card.bytes, card.gb_per_s);
+        return ranks;
+    }
+    if (options.memory_limit.empty())
+        throw Error(Exit::usage, "plan needs to know the hardware",
+                    "for example --hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank)");
+    const auto count = std::max({options.memory_limit.size(), options.bandwidth.size(), options.shares.size()});
+    for (const auto n : {options.memory_limit.size(), options.bandwidth.size()})
+        if (n > 1 && n != count)
+            throw Error(Exit::usage,
+                        "--memory-limit, --bandwidth and --shares name different numbers of ranks: " +
+                            std::to_string(options.memory_limit.size()) + ", " + std::to_string(options.bandwidth.size()) +
+                            " and " + std::to_string(options.shares.size()),
+                        "give one value for all ranks or one a rank");
+    for (std::size_t r = 0; r < count; ++r)
+        add(value_of<std::uint64_t>(options.memory_limit, r, 0), value_of<double>(options.bandwidth, r, 0));
+    return ranks;
+}
+
+int plan_command(const Options& options, const ModelSizes& sizes) {
+    const auto plan = make_plan(sizes, plan_request(options, ranks_of(options)));
+    const auto text = options.json ? plan_json(sizes, plan) : plan_table(sizes, plan);
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+        throw Error(Exit::failure, "the plan could not be written to standard output");
+    return static_cast<int>(Exit::ok);
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,27 @@
+// `ftmpi plan`: the plan for hardware that need not be here. Also how every command turns options into a plan request.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "options.hpp"
+#include "shard.hpp"
+
+namespace ftmpi {
+
+/// What one GPU loses to the CUDA context, the kernels' modules and the NCCL communicator before the first weight is placed:
+/// 0.3 to 0.5 GiB were reported for these, the rest is a reserve for the allocator's rounding. `plan` subtracts it from each
+/// card of --hardware and --memory-limit, which mean whole cards; `run` on a GPU asks the device for what is free instead.
+inline constexpr std::uint64_t kGpuFixedBytes = 614ull << 20;  // 0.6 GiB
+
+/// The request that `options` make for these ranks.
+PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks);
+
+/// The ranks that --hardware, or --memory-limit with --bandwidth, describe; fixed costs subtracted unless --backend cpu.
+/// Throws Error(Exit::usage) when neither is given or the numbers of values differ.
+std::vector<RankMemory> ranks_of(const Options& options);
+
+/// Prints the table, or JSON with --json, on stdout. Returns the exit code; a plan that does not fit is thrown by make_plan.
+int plan_command(const Options& options, const ModelSizes& sizes);
+
+}  // namespace ftmpi
