@@ -1,0 +1,87 @@
+// The lockstep loop: prompts in, tokens out, the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model.hpp"
+#include "results.hpp"
+#include "sampler.hpp"
+#include "tokenizer.hpp"
+
+namespace ftmpi {
+
+/// One prompt, tokenized.
+struct Request {
+    std::int64_t index = 0;  ///< input order; part of the random counter
+    std::string id, prompt;
+    std::vector<std::int32_t> ids;
+    std::int64_t max_tokens = 0;
+    std::string refused;     ///< not empty: the request is not run, its record carries this as its error
+};
+
+struct GenerateOptions {
+    Sampling sampling;
+    bool ignore_eos = false;
+    bool hash = true;
+    bool save_logits = false;
+    std::int64_t prefill_chunk = 256;  ///< rows of a prefill step, at most Model::max_rows()
+    std::vector<std::int32_t> stop_ids;
+};
+
+class Generator {
+public:
+    struct Events {
+        /// Rank 0: text to show, valid UTF-8. `last` ends the request.
+        std::function<void(const Request&, std::string_view text, bool last)> text;
+        /// Rank 0: a finished request, before the next one takes its slot.
+        std::function<void(const RequestRecord&)> finished;
+        /// Any rank: true once this rank was asked to stop; spread to all with the words of the next step.
+        std::function<bool()> stop_requested;
+        /// Every rank, before each step: "prefill" or "decode".
+        std::function<void(std::string_view phase)> step;
+    };
+
+    /// plan.slots requests run together; each gets the bits it has alone. Throws Error(bad_input) when the tokenizer has
+    /// ids that the model's vocabulary lacks.
+    Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state, const Tokenizer& tokenizer,
+              GenerateOptions options);
+    ~Generator();
+
+    enum class End { done, interrupted };
+    /// Runs all requests in order. The same arguments on every rank. Requests unfinished at an interruption leave no record.
+    End run(const std::vector<Request>& requests, const Events& events);
+
+    std::int64_t vocabulary() const { return vocabulary_; }  ///< ids the logits hash covers: [0, vocabulary)
+    std::int64_t failed() const { return failed_; }          ///< requests that ended with an error
+
+private:
+    struct Sequence;
+    struct Ledger;
+    void start(const Request& request, int slot, const Events& events);
+    void decode(const Events& events);
+    void choose(std::vector<Sequence*> sequences, const float* logits, double seconds, const Events& events);
+    void finish(Sequence& sequence, std::string reason, std::string error, const Events& events);
+    bool synchronize(std::uint64_t token_digest, const Events& events);
+    void report_waits(const Sequence& sequence, RequestRecord& record);
+
+    Backend& backend_;
+    Communicator& communicator_;
+    Model& model_;
+    SequenceState& state_;
+    const Tokenizer& tokenizer_;
+    GenerateOptions options_;
+    std::int64_t vocabulary_ = 0, failed_ = 0;
+    std::vector<std::uint8_t> masked_host_;
+    DeviceArray<std::uint8_t> masked_;
+    DeviceArray<std::int32_t> token_, finite_;
+    std::vector<std::unique_ptr<Sequence>> slots_;
+    std::unique_ptr<Ledger> ledger_;
+    bool stopping_ = false;
+};
+
+}  // namespace ftmpi

@@ -1,0 +1,120 @@
+// Hashes and keeps logits on a thread of its own, behind the decode loop.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../digest.hpp"
+
+namespace ftmpi {
+
+/// What the logits of one request left behind.
+struct LogitsAccount {
+    Digest all;
+    std::string step_sha256;     ///< 32 bytes a step
+    std::vector<float> margins;  ///< largest minus second largest
+    std::vector<float> kept;     ///< with --save-logits
+};
+
+class LogitsWorker {
+public:
+    LogitsWorker(bool hash, bool keep) : hash_(hash), keep_(keep), thread_([this] { work(); }) {}
+    ~LogitsWorker() {
+        {
+            const std::lock_guard lock(mutex_);
+            end_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+    LogitsWorker(const LogitsWorker&) = delete;
+
+    /// Takes over one step's logits. Blocks only when the worker is far behind, so that memory stays bounded.
+    void push(LogitsAccount& account, std::vector<float> logits, std::span<const std::uint8_t> masked) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return jobs_.size() < 64 || failure_; });
+        rethrow();
+        jobs_.push_back({&account, std::move(logits), masked});
+        changed_.notify_all();
+    }
+
+    /// Returns when all steps pushed so far are accounted for.
+    void drain() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return (jobs_.empty() && !busy_) || failure_; });
+        rethrow();
+    }
+
+private:
+    struct Job {
+        LogitsAccount* account;
+        std::vector<float> logits;
+        std::span<const std::uint8_t> masked;
+    };
+
+    void rethrow() {
+        if (failure_) std::rethrow_exception(failure_);
+    }
+
+    void work() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            changed_.wait(lock, [&] { return !jobs_.empty() || end_; });
+            if (jobs_.empty()) return;
+            Job job = std::move(jobs_.front());
+            jobs_.pop_front();
+            busy_ = true;
+            lock.unlock();
+            try {
+                account(job);
+            } catch (...) {
+                lock.lock();
+                failure_ = std::current_exception();
+                lock.unlock();
+            }
+            lock.lock();
+            busy_ = false;
+            changed_.notify_all();
+        }
+    }
+
+    void account(const Job& job) {
+        const auto& logits = job.logits;
+        if (hash_) {
+            static_assert(sizeof(float) == 4);
+            Digest step;
+            step.update(logits.data(), logits.size() * 4);  // little-endian hosts only, checked at start
+            const Sha256 value = step.value();
+            job.account->step_sha256.append(reinterpret_cast<const char*>(value.data()), value.size());
+            job.account->all.update(logits.data(), logits.size() * 4);
+        }
+        float first = -std::numeric_limits<float>::infinity(), second = first;
+        for (std::size_t i = 0; i < logits.size(); ++i) {
+            if (job.masked[i]) continue;
+            if (logits[i] > first) {
+                second = first;
+                first = logits[i];
+            } else if (logits[i] > second) {
+                second = logits[i];
+            }
+        }
+        job.account->margins.push_back(first - second);
+        if (keep_) job.account->kept.insert(job.account->kept.end(), logits.begin(), logits.end());
+    }
+
+    bool hash_, keep_, end_ = false, busy_ = false;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Job> jobs_;
+    std::exception_ptr failure_;
+    std::thread thread_;
+};
+
+}  // namespace ftmpi

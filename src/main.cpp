@@ -1,0 +1,89 @@
+// ftmpi: runs a quantized mixture-of-experts model over ranks that need not be alike, with the same bits for every cut.
+#include <cstdio>
+#include <exception>
+#include <string_view>
+
+#include "../mpi/session.hpp"
+#include "checkpoint.hpp"
+#include "config.hpp"
+#include "inspect.hpp"
+#include "options.hpp"
+#include "plan.hpp"
+#include "recover.hpp"
+#include "run.hpp"
+#include "run/record.hpp"
+#include "verify.hpp"
+#include "weights.hpp"
+
+namespace {
+
+using namespace ftmpi;
+
+/// Commands that one process does alone, without MPI.
+bool is_local(Command c) { return c != Command::run && c != Command::bench; }
+
+/// The same from a command line that could not be parsed.
+bool names_local_command(int argc, char** argv) {
+    const std::string_view first = argc > 1 ? argv[1] : "";
+    return !first.empty() && first[0] != '-' && first != "run" && first != "bench";
+}
+
+int local_command(const Options& options) {
+    switch (options.command) {
+        case Command::help: std::fputs(help_text().c_str(), stdout); return 0;
+        case Command::version: std::printf("%s\n", version_line().c_str()); return 0;
+        case Command::verify: return verify_command(options);
+        case Command::recover: return recover_command(options);
+        case Command::inspect: return inspect_command(options);
+        case Command::plan: {
+            const Checkpoint checkpoint = Checkpoint::open(options.model);
+            const Inventory inventory(checkpoint, load_config(options.model));
+            return plan_command(options, inventory.sizes());
+        }
+        default: return static_cast<int>(Exit::failure);
+    }
+}
+
+int report(const Error& e) {
+    std::fprintf(stderr, "ftmpi: error: %s\n", e.what());
+    if (!e.hint().empty()) std::fprintf(stderr, "ftmpi: hint: %s\n", e.hint().c_str());
+    return static_cast<int>(e.code());
+}
+
+int job(const Options* options, const std::exception_ptr& wrong) {
+    mpi::Session session(options ? options->timeout : 60);
+    try {
+        session.agree("options", [&] {
+            if (wrong) std::rethrow_exception(wrong);
+        });
+        session.leave(run_command(*options, session));
+    } catch (const mpi::Session::Agreed& failed) {
+        session.leave(failed.code);
+    } catch (const Error& e) {
+        session.abort(e);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Options options;
+    std::exception_ptr wrong;
+    try {
+        options = parse_options(argc, argv);
+        if (is_local(options.command)) return local_command(options);
+    } catch (const Error& e) {
+        // A wrong command line is reported once for the whole job, not once a rank.
+        if (names_local_command(argc, argv) || is_local(options.command)) return report(e);
+        wrong = std::current_exception();
+    } catch (const std::exception& e) {
+        return report(Error(Exit::failure, e.what()));
+    }
+    try {
+        return job(wrong ? nullptr : &options, wrong);
+    } catch (const Error& e) {
+        return report(e);
+    } catch (const std::exception& e) {
+        return report(Error(Exit::failure, e.what()));
+    }
+}

@@ -1,0 +1,139 @@
+#include "model.hpp"
+
+#include <algorithm>
+
+#include "attention.hpp"
+#include "delta_net.hpp"
+#include "error.hpp"
+
+namespace ftmpi {
+
+Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan,
+             const Weights& weights, SequenceState& state)
+    : backend_(backend), communicator_(communicator), config_(config), plan_(plan), weights_(weights), state_(state),
+      rank_(static_cast<std::size_t>(communicator.rank())), max_rows_(std::max<std::int64_t>(plan.prefill_rows, plan.slots)) {
+    for (std::size_t i = 0; i < config.layers.size(); ++i) {
+        std::vector<Range> columns;
+        for (const Range& units : plan.layers[i].mixer)
+            columns.push_back(config.layers[i] == LayerKind::attention ? units * config.head_dim
+                                                                       : value_head_range(config, units) * config.value_dim);
+        mixer_columns_.push_back(std::move(columns));
+    }
+    const Workspace w = workspace_of(config, plan, communicator.rank());
+    auto floats = [&](std::int64_t n) { return DeviceArray<float>(backend, n, "workspace"); };
+    x_ = floats(w.x);
+    normed_ = floats(w.normed);
+    mixed_ = floats(w.mixer);
+    qkv_ = floats(w.qkv);
+    z_ = floats(w.z);
+    b_ = floats(w.b);
+    a_ = floats(w.a);
+    qg_ = floats(w.qg);
+    k_ = floats(w.k);
+    v_ = floats(w.v);
+    out_ = floats(w.out);
+    router_ = floats(w.router);
+    shared_gate_ = floats(w.shared_gate);
+    act_ = floats(w.act);
+    shared_act_ = floats(w.shared_act);
+    down_ = floats(w.down);
+    logits_ = floats(w.logits);
+    rows_ = DeviceArray<Row>(backend, max_rows_, "workspace");
+    expert_ids_ = DeviceArray<std::int32_t>(backend, max_rows_ * config.top_k, "workspace");
+    expert_weights_ = floats(max_rows_ * config.top_k);
+    routes_ = {expert_ids_.data(), expert_weights_.data(), config.top_k};
+}
+
+const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
+    if (host_rows.empty() || static_cast<std::int64_t>(host_rows.size()) > max_rows_ || wanted.size() > plan_.slots)
+        throw Error(Exit::failure, "a step of " + std::to_string(host_rows.size()) + " rows was asked for; the workspace holds " +
+                                       std::to_string(max_rows_));
+    state_.advance(host_rows);
+    backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
+    const Rows rows{host_rows, rows_.data()};
+    const std::int64_t n = rows.count();
+
+    backend_.embed(weights_.embedding(), rows, x_.data());
+    seen("embed", -1, x_.data(), n, config_.hidden);
+    for (std::size_t layer = 0; layer < weights_.layers().size(); ++layer) {
+        mixer(layer, rows);
+        experts(layer, rows);
+        seen("hidden", static_cast<int>(layer), x_.data(), n, config_.hidden);
+    }
+    if (wanted.empty()) return nullptr;
+    backend_.rms_norm(x_.data() + wanted.begin * config_.hidden, weights_.final_norm(), config_.eps, wanted.size(), config_.hidden,
+                      normed_.data());
+    seen("final_norm", -1, normed_.data(), wanted.size(), config_.hidden);
+    const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
+    backend_.project({&head, 1}, normed_.data(), wanted.size());
+    const Columns columns{logits_.data(), wanted.size(), config_.vocab, plan_.head};
+    gather("logits", {&columns, 1});
+    return logits_.data();
+}
+
+void Model::mixer(std::size_t layer, const Rows& rows) {
+    const LayerWeights& w = weights_.layers()[layer];
+    const LayerCut& cut = plan_.layers[layer];
+    const Range units = cut.mixer[rank_], own = mixer_columns_[layer][rank_];
+    const bool attends = w.kind == LayerKind::attention;
+    const std::int64_t n = rows.count(), width = attends ? std::int64_t{config_.query_heads} * config_.head_dim : config_.value_channels();
+
+    backend_.rms_norm(x_.data(), w.input_norm.data(), config_.eps, n, config_.hidden, normed_.data());
+    if (!units.empty() && attends) {
+        const Projection in[] = {{w.q.get(), qg_.data(), w.q->rows}, {w.k.get(), k_.data(), w.k->rows}, {w.v.get(), v_.data(), w.v->rows}};
+        backend_.project(in, normed_.data(), n);
+        backend_.attention(attention_of(config_, units, w, state_, layer, plan_.kv), rows, qg_.data(), k_.data(), v_.data(),
+                           mixed_.data() + own.begin, width);
+    } else if (!units.empty()) {
+        const Projection in[] = {{w.in_qkv.get(), qkv_.data(), w.in_qkv->rows},
+                                 {w.in_z.get(), z_.data(), w.in_z->rows},
+                                 {w.in_b.get(), b_.data(), w.in_b->rows},
+                                 {w.in_a.get(), a_.data(), w.in_a->rows}};
+        backend_.project(in, normed_.data(), n);
+        backend_.delta_net(delta_net_of(config_, units, w, state_, layer), rows, qkv_.data(), z_.data(), b_.data(), a_.data(),
+                           mixed_.data() + own.begin, width);
+    }
+    const Columns heads{mixed_.data(), n, width, mixer_columns_[layer]};
+    gather("mixer", {&heads, 1});
+
+    const Projection out{w.out.get(), out_.data() + cut.out[rank_].begin, config_.hidden};
+    backend_.project({&out, 1}, mixed_.data(), n);
+    const Columns hidden{out_.data(), n, config_.hidden, cut.out};
+    if (!plan_.out_replicated) gather("output projection", {&hidden, 1});
+    seen("mixer", static_cast<int>(layer), out_.data(), n, config_.hidden);
+    backend_.add(x_.data(), out_.data(), n * config_.hidden);
+}
+
+void Model::experts(std::size_t layer, const Rows& rows) {
+    const LayerWeights& w = weights_.layers()[layer];
+    const LayerCut& cut = plan_.layers[layer];
+    const std::int64_t n = rows.count(), width = config_.expert_width, shared_width = config_.shared_width;
+
+    backend_.rms_norm(x_.data(), w.post_norm.data(), config_.eps, n, config_.hidden, normed_.data());
+    const Projection gates[] = {{w.router.get(), router_.data(), config_.experts}, {w.shared_gate.get(), shared_gate_.data(), 1}};
+    backend_.project(gates, normed_.data(), n);
+    seen("router", static_cast<int>(layer), router_.data(), n, config_.experts);
+    backend_.route(router_.data(), n, config_.experts, routes_);
+
+    backend_.experts_up(*w.gate_up, *w.shared_gate_up, routes_, normed_.data(), n, act_.data() + cut.expert[rank_].begin, width,
+                        shared_act_.data() + cut.shared[rank_].begin, shared_width);
+    const Columns act[] = {{act_.data(), n * config_.top_k, width, cut.expert}, {shared_act_.data(), n, shared_width, cut.shared}};
+    gather("expert intermediates", act);
+
+    backend_.experts_down(*w.down, *w.shared_down, routes_, act_.data(), shared_act_.data(), shared_gate_.data(), n,
+                          down_.data() + cut.down[rank_].begin, config_.hidden);
+    const Columns hidden{down_.data(), n, config_.hidden, cut.down};
+    gather("down projection", {&hidden, 1});
+    seen("moe", static_cast<int>(layer), down_.data(), n, config_.hidden);
+    backend_.add(x_.data(), down_.data(), n * config_.hidden);
+}
+
+void Model::gather(std::string_view name, std::span<const Columns> parts) {
+    if (communicator_.size() > 1) communicator_.all_gather(parts, name, backend_.stream());
+}
+
+void Model::seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width) {
+    if (observer_) observer_(name, layer, values, rows, width);
+}
+
+}  // namespace ftmpi

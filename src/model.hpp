@@ -1,0 +1,63 @@
+// The model: one step of rows through all layers, from tokens to gathered logits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "backend.hpp"
+#include "communicator.hpp"
+#include "shard.hpp"
+#include "state.hpp"
+#include "weights.hpp"
+
+namespace ftmpi {
+
+class Model {
+public:
+    /// Allocates the workspace of plan.prefill_rows rows. All references must outlive the model.
+    Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan, const Weights& weights,
+          SequenceState& state);
+
+    /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them), gathered:
+    /// [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every rank calls this with
+    /// the same arguments.
+    const float* forward(std::span<const Row> rows, Range wanted);
+
+    std::int64_t max_rows() const { return max_rows_; }
+    std::int64_t vocab() const { return config_.vocab; }
+
+    /// For tests and diagnosis: called with every intermediate result that all ranks hold whole, by name ("embed", "mixer",
+    /// "router", "moe", "hidden", "final_norm") and layer (-1 outside). Values are [rows][width] in device memory.
+    using Observer = std::function<void(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width)>;
+    void observe(Observer observer) { observer_ = std::move(observer); }
+    const Routes& routes() const { return routes_; }  ///< of the layer that ran last
+
+private:
+    void mixer(std::size_t layer, const Rows& rows);
+    void experts(std::size_t layer, const Rows& rows);
+    void gather(std::string_view name, std::span<const Columns> parts);
+    void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);
+
+    Backend& backend_;
+    Communicator& communicator_;
+    const ModelConfig& config_;
+    const ShardPlan& plan_;
+    const Weights& weights_;
+    SequenceState& state_;
+    std::size_t rank_;
+    std::int64_t max_rows_;
+    std::vector<std::vector<Range>> mixer_columns_;  ///< [layer][rank], columns of the mixer's output
+
+    DeviceArray<Row> rows_;
+    DeviceArray<float> x_, normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, out_, router_, shared_gate_, act_, shared_act_, down_,
+        logits_;
+    DeviceArray<std::int32_t> expert_ids_;
+    DeviceArray<float> expert_weights_;
+    Routes routes_;
+    Observer observer_;
+};
+
+}  // namespace ftmpi

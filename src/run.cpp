@@ -1,0 +1,215 @@
+#include "run.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <iostream>
+
+#include "../mpi/fault.hpp"
+#include "digest.hpp"
+#include "generate.hpp"
+#include "results.hpp"
+#include "run/engine.hpp"
+#include "run/record.hpp"
+#include "run/screen.hpp"
+
+namespace ftmpi {
+namespace {
+
+std::string utc(const char* format) {
+    const std::time_t t = std::time(nullptr);
+    std::tm tm{};
+    gmtime_r(&t, &tm);
+    char text[64];
+    std::strftime(text, sizeof text, format, &tm);
+    return text;
+}
+
+/// The prompts, tokenized. Their token counts decide how large a context the plan should hold.
+std::vector<Request> requests_of(const Options& options, const std::vector<PromptText>& prompts, const Engine& engine) {
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        const PromptText& p = prompts[i];
+        Request r{.index = static_cast<std::int64_t>(i), .id = p.id, .prompt = p.text, .ids = p.ids,
+                  .max_tokens = p.max_tokens.value_or(options.max_tokens), .refused = {}};
+        const std::string which = p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
+        if (r.ids.empty())
+            r.ids = options.chat ? encode_chat(engine.tokenizer(), options.model, p.text, options.thinking)
+                                 : engine.tokenizer().encode(p.text);
+        if (r.ids.empty()) throw Error(Exit::bad_input, which + " has no tokens: empty prompt");
+        for (auto id : r.ids)
+            if (id < 0 || id >= engine.config().vocab || !engine.tokenizer().has(id))
+                throw Error(Exit::bad_input, which + ": token id " + std::to_string(id) + " is not in the vocabulary of " +
+                                                 std::to_string(engine.tokenizer().end()) + " ids");
+        requests.push_back(std::move(r));
+    }
+    return requests;
+}
+
+/// Refuses requests that the context cannot hold, with the numbers; the others go on.
+void refuse_too_long(std::vector<Request>& requests, const ShardPlan& plan, bool context_asked) {
+    for (Request& r : requests) {
+        const auto n = static_cast<std::int64_t>(r.ids.size());
+        const bool prompt_fits = n < plan.context;
+        if (prompt_fits && (context_asked || n + r.max_tokens <= plan.context)) continue;
+        r.refused = "needs " + std::to_string(n) + " prompt tokens and " + std::to_string(r.max_tokens) + " new ones, the context holds " +
+                    std::to_string(plan.context) + (context_asked ? "; raise --context" : "; lower --max-tokens, use --kv fp8 or more memory");
+    }
+}
+
+std::string prompts_digest(const std::vector<Request>& requests) {
+    std::string all;
+    for (const Request& r : requests) {
+        all += r.id + '\n' + std::to_string(r.max_tokens) + '\n';
+        for (auto id : r.ids) all += std::to_string(id) + ' ';
+        all += '\n';
+    }
+    return hex(sha256(all));
+}
+
+double median(std::vector<double> v) {
+    if (v.empty()) return 0;
+    const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
+    std::nth_element(v.begin(), middle, v.end());
+    return *middle;
+}
+
+/// Figures over all requests of this run.
+struct Tally {
+    std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
+    double prefill_seconds = 0, decode_seconds = 0;
+    std::vector<double> steps;
+
+    void add(const RequestRecord& r) {
+        ++requests;
+        prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
+        output_tokens += static_cast<std::int64_t>(r.output_ids.size());
+        prefill_seconds += r.prefill_seconds;
+        for (std::size_t i = 1; i < r.step_seconds.size(); ++i) {
+            steps.push_back(r.step_seconds[i]);
+            decode_seconds += r.step_seconds[i];
+        }
+    }
+};
+
+SummaryRecord summary_of(const Tally& t, const Engine& engine, double wall_seconds) {
+    SummaryRecord s;
+    auto put = [&](const std::string& name, double value) { s.values.emplace_back(name, value); };
+    put("requests_count", static_cast<double>(t.requests));
+    put("prompt_tokens", static_cast<double>(t.prompt_tokens));
+    put("output_tokens", static_cast<double>(t.output_tokens));
+    put("load_seconds", engine.load_seconds());
+    put("prefill_seconds", t.prefill_seconds);
+    put("decode_seconds", t.decode_seconds);
+    put("wall_seconds", wall_seconds);
+    if (!t.steps.empty()) {
+        const double m = median(t.steps);
+        put("decode_step_median_seconds", m);
+        put("decode_tokens_per_second", m > 0 ? static_cast<double>(engine.shard_plan().slots) / m : 0);
+    }
+    for (std::size_t r = 0; r < engine.reads().size(); ++r) {
+        put("rank" + std::to_string(r) + "_checkpoint_cut_bytes", static_cast<double>(engine.reads()[r].cut));
+        put("rank" + std::to_string(r) + "_checkpoint_replicated_bytes", static_cast<double>(engine.reads()[r].replicated));
+    }
+    return s;
+}
+
+}  // namespace
+
+Exit run_command(const Options& options, mpi::Session& session) {
+    const bool root = session.rank() == 0;
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<PromptText> prompts;
+    session.agree("options", [&] {
+        if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
+        prompts = read_prompts(options);
+    });
+    session.require_equal("options", options.digest_text);
+
+    Engine engine(options, session);
+    std::vector<Request> requests;
+    session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); });
+    session.require_equal("prompts", prompts_digest(requests));
+    std::int64_t longest = 0;
+    for (const Request& r : requests) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
+    engine.plan(longest);
+    refuse_too_long(requests, engine.shard_plan(), options.context != 0);
+
+    Screen screen(options, root, requests.size());
+    screen.plan(engine);
+
+    // The result file is checked before any weight is read, so that an hour of work cannot end at a read-only folder.
+    std::unique_ptr<ResultFile> results;
+    std::string finished_text;
+    const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
+    const auto output = options.output.empty() ? std::filesystem::path("ftmpi-" + utc("%Y%m%d-%H%M%S") + ".h5") : options.output;
+    session.agree("results", [&] {
+        if (!root) return;
+        results = std::make_unique<ResultFile>(output, record_of(engine, prompts_digest(requests), start),
+                                               options.resume      ? ResultFile::Existing::resume
+                                               : options.overwrite ? ResultFile::Existing::overwrite
+                                                                   : ResultFile::Existing::refuse);
+        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+        for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
+    });
+    std::vector<bool> done(requests.size(), false);
+    {
+        const std::string text = session.broadcast(finished_text, "finished requests");
+        std::size_t at = 0, count = 0;
+        for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++count)
+            done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
+        screen.resumed(count);
+    }
+    std::vector<Request> open;
+    for (const Request& r : requests)
+        if (!done[static_cast<std::size_t>(r.index)]) open.push_back(r);
+
+    engine.load();
+    screen.loaded(engine);
+
+    Tally tally;
+    Generator::End end = Generator::End::done;
+    std::int64_t failed = 0;
+    try {
+        Generator generator(engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
+                            {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
+                             .ignore_eos = options.ignore_eos,
+                             .hash = options.hash.value_or(true),
+                             .save_logits = options.save_logits,
+                             .prefill_chunk = options.prefill_chunk,
+                             .stop_ids = engine.config().stop_ids});
+        Generator::Events events;
+        events.text = [&](const Request& r, std::string_view text, bool last) { screen.text(r, text, last); };
+        events.finished = [&](const RequestRecord& r) {
+            results->append(r);
+            tally.add(r);
+            screen.finished(r);
+        };
+        events.stop_requested = [&] { return session.stop_requested(); };
+        events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
+        end = generator.run(open, events);
+        failed = generator.failed();
+    } catch (const Error& e) {
+        session.abort(e);
+    } catch (const std::bad_alloc&) {
+        session.abort(Error(Exit::does_not_fit, "out of host memory"));
+    } catch (const std::exception& e) {
+        session.abort(Error(Exit::failure, e.what()));
+    }
+
+    const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    session.agree("write", [&] {
+        if (!root) return;
+        const SummaryRecord summary = summary_of(tally, engine, wall);
+        results->finish(summary);
+        screen.summary(summary, results->path(), end == Generator::End::interrupted,
+                       static_cast<std::int64_t>(requests.size()) - static_cast<std::int64_t>(results->finished().size()) - tally.requests);
+    });
+    if (end == Generator::End::interrupted) return Exit::interrupted;
+    return failed ? Exit::partly_failed : Exit::ok;
+}
+
+}  // namespace ftmpi

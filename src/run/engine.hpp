@@ -1,0 +1,78 @@
+// The set-up that run and bench share: from options to a model that is loaded on every rank.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../../mpi/session.hpp"
+#include "../checkpoint.hpp"
+#include "../config.hpp"
+#include "../model.hpp"
+#include "../options.hpp"
+#include "../shard.hpp"
+#include "../state.hpp"
+#include "../tokenizer.hpp"
+#include "../weights.hpp"
+
+namespace ftmpi {
+
+/// What rank 0 knows of every rank, gathered before the plan.
+struct RankFacts {
+    std::string host;
+    DeviceInfo device;
+    std::uint64_t available = 0;  ///< bytes for weights, caches and workspace
+    double gb_per_s = 0;
+};
+
+class Engine {
+public:
+    /// Opens and checks the checkpoint on every rank (headers only) and reads the tokenizer. Phase "open".
+    Engine(const Options& options, mpi::Session& session);
+
+    /// Makes the plan from every rank's memory; `tokens` is the longest sequence asked for (a hint when --context is not
+    /// given). Phase "plan".
+    void plan(std::int64_t tokens);
+    /// Loads this rank's weights, allocates caches and workspace. Phase "load".
+    void load();
+
+    const Options& options() const { return options_; }
+    mpi::Session& session() { return session_; }
+    Backend& backend() { return *backend_; }
+    Communicator& communicator() { return *communicator_; }
+    const Checkpoint& checkpoint() const { return *checkpoint_; }
+    const ModelConfig& config() const { return config_; }
+    const Tokenizer& tokenizer() const { return *tokenizer_; }
+    const Inventory& inventory() const { return *inventory_; }
+    const ShardPlan& shard_plan() const { return plan_; }
+    SequenceState& state() { return *state_; }
+    Model& model() { return *model_; }
+    const std::vector<RankFacts>& ranks() const { return ranks_; }
+    double load_seconds() const { return load_seconds_; }
+    const std::vector<ReadCount>& reads() const { return reads_; }  ///< one a rank, after load()
+
+private:
+    RankFacts facts() const;
+
+    const Options& options_;
+    mpi::Session& session_;
+    std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Communicator> communicator_;
+    std::optional<Checkpoint> checkpoint_;
+    ModelConfig config_;
+    std::optional<Tokenizer> tokenizer_;
+    std::optional<Inventory> inventory_;
+    ShardPlan plan_;
+    std::optional<Weights> weights_;
+    std::optional<SequenceState> state_;
+    std::optional<Model> model_;
+    std::vector<RankFacts> ranks_;
+    std::vector<ReadCount> reads_;
+    double load_seconds_ = 0;
+};
+
+/// The backend asked for; Error(usage) when this build does not have it.
+std::unique_ptr<Backend> make_backend(const Options& options, const mpi::Session& session);
+
+}  // namespace ftmpi

@@ -1,0 +1,118 @@
+#include "record.hpp"
+
+#include "../digest.hpp"
+
+namespace ftmpi {
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+    std::string s;
+    for (const auto& w : words) s += (s.empty() ? "" : " ") + w;
+    return s;
+}
+
+std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
+    std::vector<std::int64_t> v;
+    for (const auto& r : ranges) {
+        v.push_back(r.begin);
+        v.push_back(r.end);
+    }
+    return v;
+}
+
+}  // namespace
+
+std::string version_line() {
+    return std::string("ftmpi ") + FTMPI_VERSION + " (" + FTMPI_COMMIT + "), " +
+#if defined(__clang__)
+           "clang " __clang_version__
+#else
+           "gcc " __VERSION__
+#endif
+        ;
+}
+
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std::string& start_time) {
+    const Options& o = engine.options();
+    const ShardPlan& plan = engine.shard_plan();
+    RunRecord r;
+    auto add = [&](const char* name, std::string value) { r.attributes.emplace_back(name, std::move(value)); };
+    add("program", version_line());
+    add("version", FTMPI_VERSION);
+    add("commit", FTMPI_COMMIT);
+    add("argv", joined(o.argv));
+    add("job_file", o.job.string());
+    add("start_time", start_time);
+    add("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
+    add("kv", std::string(name_of(plan.kv)));
+    add("hash", o.hash.value_or(true) ? "on" : "off");
+    add("batch", std::to_string(plan.slots));
+    add("model", std::filesystem::absolute(o.model).lexically_normal().string());
+    add("model_type", engine.config().model_type);
+    add("quantization", engine.config().quantization);
+    add("config_sha256", engine.config().sha256);
+    add("index_sha256", engine.checkpoint().index_sha256());
+    add("mpi_library", engine.session().library());
+    add("transport", engine.communicator().transport());
+    add("transport_reason", engine.communicator().reason());
+    add("ranks", std::to_string(engine.session().size()));
+
+    for (std::size_t i = 0; i < engine.ranks().size(); ++i) {
+        const RankFacts& f = engine.ranks()[i];
+        const RankBytes& b = plan.bytes[i];
+        std::vector<std::pair<std::string, std::string>> row;
+        auto put = [&](const char* name, std::string value) { row.emplace_back(name, std::move(value)); };
+        put("host", f.host);
+        put("backend", f.device.backend);
+        put("device", f.device.name);
+        put("uuid", f.device.uuid);
+        put("capability", f.device.capability);
+        put("driver", f.device.driver);
+        put("memory_total_bytes", std::to_string(f.device.total_bytes));
+        put("memory_free_bytes", std::to_string(f.device.free_bytes));
+        put("memory_available_bytes", std::to_string(f.available));
+        put("bandwidth_gb_per_s", std::to_string(f.gb_per_s));
+        for (auto [name, bytes] : {std::pair{"embedding_bytes", b.embedding}, {"delta_net_bytes", b.delta_net}, {"attention_bytes", b.attention},
+                                   {"experts_bytes", b.experts}, {"shared_expert_bytes", b.shared}, {"replicated_bytes", b.replicated},
+                                   {"head_bytes", b.head}, {"kv_cache_bytes", b.kv_cache}, {"recurrent_state_bytes", b.recurrent_state},
+                                   {"rope_bytes", b.rope}, {"workspace_bytes", b.workspace}})
+            put(name, std::to_string(bytes));
+        put("read_bytes_per_token", std::to_string(plan.read_bytes[i]));
+        r.ranks.push_back(std::move(row));
+    }
+
+    r.plan_text = plan_table(engine.inventory().sizes(), plan);
+    auto roles = [&](const char* name, std::vector<Range> LayerCut::*member) {
+        std::vector<std::int64_t> all;
+        for (const auto& layer : plan.layers)
+            for (auto v : flat(layer.*member)) all.push_back(v);
+        r.plan_ranges.emplace_back(name, std::move(all));
+    };
+    roles("mixer", &LayerCut::mixer);
+    roles("out", &LayerCut::out);
+    roles("expert", &LayerCut::expert);
+    roles("shared", &LayerCut::shared);
+    roles("down", &LayerCut::down);
+    r.plan_ranges.emplace_back("head", flat(plan.head));
+
+    // Everything that decides the text; ranks, cut and transport do not.
+    auto line = [&](const char* label, const std::string& value) { r.identity += std::string(label) + ": " + value + "\n"; };
+    line("model config", engine.config().sha256);
+    line("model index", engine.checkpoint().index_sha256());
+    line("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
+    line("kv", std::string(name_of(plan.kv)));
+    line("temperature", std::to_string(o.temperature));
+    line("top-k", std::to_string(o.top_k));
+    line("top-p", std::to_string(o.top_p));
+    line("seed", std::to_string(o.seed));
+    line("max-tokens", std::to_string(o.max_tokens));
+    line("ignore-eos", o.ignore_eos ? "yes" : "no");
+    line("chat", o.chat ? (o.thinking ? "thinking" : "plain") : "off");
+    line("context", std::to_string(o.context));
+    line("hash", o.hash.value_or(true) ? "on" : "off");
+    line("save-logits", o.save_logits ? "yes" : "no");
+    line("prompts", prompts_digest);
+    return r;
+}
+
+}  // namespace ftmpi

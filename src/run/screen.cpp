@@ -1,0 +1,114 @@
+#include "screen.hpp"
+
+#include <cstdio>
+#include <string>
+
+namespace ftmpi {
+namespace {
+
+double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
+
+/// A prompt in one line for a heading: control characters shown as spaces, cut at a character boundary.
+std::string heading(const std::string& prompt) {
+    std::string s;
+    for (unsigned char c : prompt) s += c < 0x20 || c == 0x7f ? ' ' : static_cast<char>(c);
+    if (s.size() <= 60) return s;
+    std::size_t n = 60;
+    while (n > 0 && (static_cast<unsigned char>(s[n]) & 0xc0) == 0x80) --n;
+    return s.substr(0, n) + "...";
+}
+
+/// JSON string literal of valid UTF-8; bytes that are not become U+FFFD.
+std::string json_string(const std::string& bytes) {
+    Utf8Stream stream;
+    std::string text = stream.push(bytes);
+    text += stream.finish();
+    std::string s = "\"";
+    for (unsigned char c : text) {
+        char buffer[8];
+        switch (c) {
+            case '"': s += "\\\""; break;
+            case '\\': s += "\\\\"; break;
+            case '\n': s += "\\n"; break;
+            default:
+                if (c < 0x20) {
+                    std::snprintf(buffer, sizeof buffer, "\\u%04x", c);
+                    s += buffer;
+                } else {
+                    s += static_cast<char>(c);
+                }
+        }
+    }
+    return s + "\"";
+}
+
+}  // namespace
+
+void Screen::plan(const Engine& engine) const {
+    if (!shown_) return;
+    for (const auto& w : engine.checkpoint().warnings()) std::fprintf(stderr, "note: %s\n", w.c_str());
+    for (const auto& w : engine.config().warnings) std::fprintf(stderr, "note: %s\n", w.c_str());
+    for (const auto& w : engine.inventory().notes()) std::fprintf(stderr, "note: %s\n", w.c_str());
+    std::fputs(plan_table(engine.inventory().sizes(), engine.shard_plan()).c_str(), stderr);
+    std::fprintf(stderr, "transport: %s (%s)\n", const_cast<Engine&>(engine).communicator().transport().c_str(),
+                 const_cast<Engine&>(engine).communicator().reason().c_str());
+}
+
+void Screen::resumed(std::size_t finished) const {
+    if (shown_ && finished) std::fprintf(stderr, "resumed: %zu of %zu requests are finished already\n", finished, requests_);
+}
+
+void Screen::loaded(const Engine& engine) const {
+    if (!shown_) return;
+    std::uint64_t cut = 0, replicated = 0;
+    for (const auto& r : engine.reads()) {
+        cut += r.cut;
+        replicated += r.replicated;
+    }
+    std::fprintf(stderr, "loaded in %.2f s: %.1f MiB of the checkpoint cut over the ranks, %.1f MiB read by every rank\n",
+                 engine.load_seconds(), mib(cut), mib(engine.reads().empty() ? 0 : replicated / engine.reads().size()));
+}
+
+void Screen::text(const Request& request, std::string_view text, bool last) {
+    if (!shown_ || options_.json) return;
+    if (requests_ > 1 && open_request_ != request.index) {
+        std::fprintf(stdout, "--- %lld%s%s: %s\n", static_cast<long long>(request.index), request.id.empty() ? "" : " ", request.id.c_str(),
+                     heading(request.prompt).c_str());
+        open_request_ = request.index;
+    }
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    if (last) std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
+void Screen::finished(const RequestRecord& r) const {
+    if (!shown_) return;
+    if (!r.error.empty()) std::fprintf(stderr, "ftmpi: request %lld failed: %s\n", static_cast<long long>(r.index), r.error.c_str());
+    if (!options_.json) return;
+    std::string ids;
+    for (auto id : r.output_ids) ids += (ids.empty() ? "" : ",") + std::to_string(id);
+    std::printf("{\"index\":%lld,\"id\":%s,\"text\":%s,\"output_ids\":[%s],\"finish_reason\":%s,\"error\":%s,\"logits_sha256\":%s,"
+                "\"prompt_tokens\":%zu,\"prefill_seconds\":%.6f}\n",
+                static_cast<long long>(r.index), json_string(r.id).c_str(), json_string(r.text).c_str(), ids.c_str(),
+                json_string(r.finish_reason).c_str(), r.error.empty() ? "null" : json_string(r.error).c_str(),
+                r.logits_sha256.empty() ? "null" : json_string(r.logits_sha256).c_str(), r.prompt_ids.size(), r.prefill_seconds);
+    std::fflush(stdout);
+}
+
+void Screen::summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const {
+    if (!shown_) return;
+    double rate = 0, tokens = 0, prefill = 0, prompt = 0;
+    for (const auto& [name, value] : summary.values) {
+        if (name == "decode_tokens_per_second") rate = value;
+        if (name == "output_tokens") tokens = value;
+        if (name == "prefill_seconds") prefill = value;
+        if (name == "prompt_tokens") prompt = value;
+    }
+    std::fprintf(stderr, "%.0f tokens made, decode %.1f tokens/s (median step, hashing %s), prefill %.1f tokens/s\n", tokens, rate,
+                 options_.hash.value_or(true) ? "on" : "off", prefill > 0 ? prompt / prefill : 0);
+    if (interrupted)
+        std::fprintf(stderr, "interrupted: finished requests are saved, %lld are left; run again with --resume\n", static_cast<long long>(left));
+    std::fprintf(stderr, "results: %s\n", file.c_str());
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,31 @@
+// What a person sees: text on stdout as it is made, plan and figures on stderr. Rank 0 only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+#include "../generate.hpp"
+#include "engine.hpp"
+
+namespace ftmpi {
+
+class Screen {
+public:
+    Screen(const Options& options, bool shown, std::size_t requests) : options_(options), shown_(shown), requests_(requests) {}
+
+    void plan(const Engine& engine) const;
+    void resumed(std::size_t finished) const;
+    void loaded(const Engine& engine) const;
+    void text(const Request& request, std::string_view text, bool last);
+    void finished(const RequestRecord& record) const;
+    void summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const;
+
+private:
+    const Options& options_;
+    bool shown_;
+    std::size_t requests_;
+    std::int64_t open_request_ = -1;  ///< whose heading is on the screen
+};
+
+}  // namespace ftmpi

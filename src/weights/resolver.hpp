@@ -1,0 +1,46 @@
+// Finds the format of each matrix by the keys that exist and keeps account of which tensors were used.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../checkpoint.hpp"
+#include "../weights.hpp"
+
+namespace ftmpi {
+
+class Resolver {
+public:
+    explicit Resolver(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+    /// The tensor of this name, marked as used; null when absent.
+    const TensorView* take(const std::string& name);
+    /// The same, remembered as missing when absent.
+    const TensorView* need(const std::string& name);
+    /// A vector of exactly this shape.
+    const TensorView* vector(const std::string& name, std::vector<std::int64_t> shape);
+    /// Matrix `base` (without ".weight"), rows x cols, in whatever format its keys say.
+    StoredMatrix matrix(const std::string& base, std::int64_t rows, std::int64_t cols);
+    /// Matrix rows [first, first + rows) of slice `index` of the fused 3-D tensor `base` [slices][all_rows][cols].
+    StoredMatrix fused(const std::string& base, std::int64_t slices, std::int64_t all_rows, std::int64_t cols, std::int64_t index,
+                       std::int64_t first, std::int64_t rows);
+
+    bool used(const std::string& name) const { return used_.count(name) != 0; }
+    /// Throws when something was missing or a text tensor of the checkpoint was left over (`unknown`).
+    void finish(const std::vector<std::string>& unknown) const;
+
+private:
+    float scalar(const TensorView& tensor) const;
+    StoredMatrix four_bit(const std::string& base, const TensorView& codes, std::int64_t rows, std::int64_t cols, bool packed_key);
+    StoredMatrix eight_bit(const std::string& base, const TensorView& codes, std::int64_t rows, std::int64_t cols);
+
+    const Checkpoint& checkpoint_;
+    std::set<std::string, std::less<>> used_;
+    std::vector<std::string> missing_;
+};
+
+[[noreturn]] void refuse(const TensorView& tensor, const std::string& what);
+std::string shape_text(const std::vector<std::int64_t>& shape);
+
+}  // namespace ftmpi
