@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ enum class LayerKind { delta_net, attention };
 
 /// Geometry and constants of a model, in the names of config.json where they have one.
 struct ModelConfig {
-    std::string model_type;              ///< "qwen3_5_moe" (of the outer config)
+    std::string model_type;              ///< of the outer config: "qwen3_5_moe", or "qwen3_5_moe_text" of a flat text-only one
     std::int64_t hidden = 0;             ///< hidden_size
     std::int64_t vocab = 0;              ///< vocab_size: rows of the embedding and of the head, padding included
     std::vector<LayerKind> layers;       ///< layer_types
@@ -27,7 +28,11 @@ struct ModelConfig {
     std::vector<std::int32_t> stop_ids;  ///< every eos id of generation_config.json, else of config.json
     std::string quantization;            ///< one line for the screen: method, algorithm, producer; empty when unquantized
     std::string sha256;                  ///< of config.json's bytes
-    std::vector<std::string> warnings;   ///< ignored keys worth a word: KV scheme without scales, ignore entries without a match
+    std::vector<std::string> warnings;   ///< keys that are not followed: the KV cache scheme, files that contradict each other
+
+    // The formats of the weights are found per tensor; these two say what the exporter meant.
+    std::vector<std::string> ignore_patterns;           ///< modules left unquantized: exact, `*x*`, `re:x`; both files' entries
+    std::map<std::string, std::string> quantized_layers;  ///< ModelOpt: module -> algorithm ("FP8", "W4A16_NVFP4", ...)
 
     int groups() const { return value_heads / key_heads; }       ///< value heads per key head
     std::int64_t key_channels() const { return std::int64_t{key_heads} * key_dim; }
@@ -37,5 +42,9 @@ struct ModelConfig {
 /// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where present).
 /// Throws Error(Exit::bad_input) naming the file and the key.
 ModelConfig load_config(const std::filesystem::path& directory);
+
+/// The ignore patterns that name nothing in a checkpoint with these tensor names (in any order): a sign that pattern and
+/// checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same.
+std::vector<std::string> unmatched_ignores(const ModelConfig& config, const std::vector<std::string>& names);
 
 }  // namespace ftmpi

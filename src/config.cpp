@@ -1,0 +1,240 @@
+#include "config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string_view>
+
+#include "config/json_object.hpp"
+#include "config/quantization.hpp"
+#include "digest.hpp"
+#include "error.hpp"
+
+namespace ftmpi {
+namespace {
+
+/// Outer configs keep the text model's keys in text_config; a text-only export has them at the top.
+constexpr std::string_view kOuterType = "qwen3_5_moe";
+constexpr std::string_view kTextType = "qwen3_5_moe_text";
+constexpr std::array kKnownTypes = {kOuterType, kTextType};
+
+// Bounds far above any model, so that no product of sizes can leave 64 bits.
+constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxVocabulary = 1 << 24;
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxHeadDim = 4096;
+constexpr std::int64_t kMaxExperts = 1 << 14;
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+
+std::string require_known_type(const JsonObject& root) {
+    const auto type = root.text("model_type");
+    if (std::find(kKnownTypes.begin(), kKnownTypes.end(), type) == kKnownTypes.end()) {
+        std::string known;
+        for (const auto name : kKnownTypes) known += (known.empty() ? "" : ", ") + std::string(name);
+        root.refuse("model_type", "is \"" + type + "\", which this program does not run", "known: " + known);
+    }
+    return type;
+}
+
+/// A value that may stand in two places and must not differ.
+template <class T>
+std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::optional<T> in_a, const JsonObject& b, std::string_view key_b,
+                          std::optional<T> in_b) {
+    if (in_a && in_b && *in_a != *in_b) a.refuse(key_a, "and " + b.name_of(key_b) + " contradict each other");
+    return in_a ? in_a : in_b;
+}
+
+std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::string>& warnings) {
+    const auto count = text.integer("num_hidden_layers", 1, kMaxLayers);
+    std::vector<LayerKind> by_interval, layers;
+    if (const auto interval = text.optional_integer("full_attention_interval", 1, kMaxLayers))
+        for (std::int64_t i = 0; i < count; ++i) by_interval.push_back((i + 1) % *interval ? LayerKind::delta_net : LayerKind::attention);
+    if (!text.has("layer_types")) {
+        if (by_interval.empty()) text.refuse("layer_types", "is missing, and so is full_attention_interval");
+        return by_interval;
+    }
+    for (const auto& type : text.texts("layer_types")) {
+        if (type != "linear_attention" && type != "full_attention")
+            text.refuse("layer_types", "holds \"" + type + "\"; known: linear_attention, full_attention");
+        layers.push_back(type == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
+    }
+    if (static_cast<std::int64_t>(layers.size()) != count)
+        text.refuse("layer_types", "has " + std::to_string(layers.size()) + " entries for " + std::to_string(count) + " layers");
+    if (!by_interval.empty() && by_interval != layers)
+        warnings.push_back(text.file() + ": full_attention_interval does not describe layer_types; layer_types is followed");
+    return layers;
+}
+
+void read_rope(const JsonObject& text, ModelConfig& config) {
+    const auto rope = text.optional_object("rope_parameters").value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
+    const bool nested = text.has("rope_parameters");
+    const auto scaling = text.optional_object("rope_scaling");
+    const auto check_type = [](const JsonObject& object) {
+        for (const auto key : {"rope_type", "type"})
+            if (const auto type = object.optional_text(key); type && *type != "default")
+                object.refuse(key, "is \"" + *type + "\"; only the plain rotary embedding (\"default\") is computed",
+                              "leave out the scaling and stay within the model's own context");
+    };
+    const auto in_rope = [&](std::string_view key) { return nested ? rope.optional_number(key) : std::nullopt; };
+    if (nested) check_type(rope);
+    if (scaling) check_type(*scaling);
+
+    const auto theta = agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta", in_rope("rope_theta"));
+    if (!theta) text.refuse("rope_parameters.rope_theta", "is missing, and so is " + text.name_of("rope_theta"));
+    if (!(*theta > 1 && *theta < 1e15)) text.refuse("rope_theta", "is not between 1 and 1e15");
+    config.rope_theta = *theta;
+
+    const std::string_view key = "partial_rotary_factor";
+    const auto factor = agreeing(text, key, text.optional_number(key), rope, key, in_rope(key));
+    if (!factor) text.refuse(key, "is missing, and so is " + rope.name_of(key));
+    const double dims = *factor * config.head_dim;
+    if (!(*factor > 0 && *factor <= 1) || dims != std::floor(dims) || std::fmod(dims, 2) != 0)
+        text.refuse(key, "times head_dim " + std::to_string(config.head_dim) + " is not an even number of channels between 2 and head_dim");
+    config.rotary_dim = static_cast<int>(dims);
+}
+
+/// Keys of related models that change the computation; here only one value of each is right.
+void check_variants(const JsonObject& text) {
+    const auto must_be = [&](std::string_view key, bool value) {
+        if (const auto flag = text.optional_flag(key); flag && *flag != value)
+            text.refuse(key, std::string("is ") + (value ? "false" : "true") + "; this program computes the model only with " + (value ? "true" : "false"));
+    };
+    must_be("attn_output_gate", true);
+    must_be("attention_bias", false);
+    must_be("norm_topk_prob", true);
+    must_be("use_sliding_window", false);
+    if (const auto act = text.text("hidden_act"); act != "silu") text.refuse("hidden_act", "is \"" + act + "\"; only silu is computed");
+    if (text.optional_integer("decoder_sparse_step", 0, kMaxLayers).value_or(1) != 1) text.refuse("decoder_sparse_step", "is not 1: dense layers are not computed");
+    if (const auto dense = text.member("mlp_only_layers")) {
+        simdjson::dom::array layers;
+        if (dense->get(layers) || layers.size() != 0) text.refuse("mlp_only_layers", "is not empty: dense layers are not computed");
+    }
+}
+
+void read_geometry(const JsonObject& text, ModelConfig& c) {
+    const auto small = [&](std::string_view key, std::int64_t high) { return static_cast<int>(text.integer(key, 1, high)); };
+    c.hidden = text.integer("hidden_size", 1, kMaxWidth);
+    c.vocab = text.integer("vocab_size", 1, kMaxVocabulary);
+    c.layers = read_layers(text, c.warnings);
+    c.query_heads = small("num_attention_heads", kMaxHeads);
+    c.kv_heads = small("num_key_value_heads", kMaxHeads);
+    c.head_dim = small("head_dim", kMaxHeadDim);
+    c.key_heads = small("linear_num_key_heads", kMaxHeads);
+    c.value_heads = small("linear_num_value_heads", kMaxHeads);
+    c.key_dim = small("linear_key_head_dim", kMaxHeadDim);
+    c.value_dim = small("linear_value_head_dim", kMaxHeadDim);
+    c.conv_taps = small("linear_conv_kernel_dim", 64);
+    c.experts = small("num_experts", kMaxExperts);
+    c.top_k = small("num_experts_per_tok", kMaxExperts);
+    c.expert_width = text.integer("moe_intermediate_size", 1, kMaxWidth);
+    c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
+    c.max_positions = text.integer("max_position_embeddings", 1, kMaxPositions);
+    const double eps = text.number("rms_norm_eps");
+    if (!(eps > 0 && eps < 1) || static_cast<float>(eps) == 0.0f) text.refuse("rms_norm_eps", "is not between 0 and 1");
+    c.eps = static_cast<float>(eps);
+
+    const auto divides = [&](std::string_view key, int whole, std::string_view by, int part) {
+        if (whole % part) text.refuse(key, std::to_string(whole) + " is not a multiple of " + text.name_of(by) + " " + std::to_string(part));
+    };
+    divides("num_attention_heads", c.query_heads, "num_key_value_heads", c.kv_heads);
+    divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
+    if (c.top_k > c.experts) text.refuse("num_experts_per_tok", std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
+}
+
+bool read_tied(const JsonObject& root, const JsonObject& text) {
+    const std::string_view key = "tie_word_embeddings";
+    const auto tied = agreeing(root, key, root.optional_flag(key), text, key, text.optional_flag(key));
+    if (!tied) root.refuse(key, "is missing", "the file must say whether the head is the embedding");
+    return *tied;
+}
+
+/// eos_token_id of one object: an id or a list of ids; empty when the key is absent.
+std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t vocab) {
+    std::vector<std::int32_t> ids;
+    const std::string_view key = "eos_token_id";
+    const auto value = object.member(key);
+    if (!value) return ids;
+    const auto add = [&](const simdjson::dom::element& id) {
+        std::int64_t n = 0;
+        if (!id.is_int64() || id.get(n) || n < 0 || n >= vocab) object.refuse(key, "holds something that is not an id below vocab_size " + std::to_string(vocab));
+        if (std::find(ids.begin(), ids.end(), n) == ids.end()) ids.push_back(static_cast<std::int32_t>(n));
+    };
+    simdjson::dom::array list;
+    if (value->get(list)) add(*value);
+    else
+        for (const simdjson::dom::element id : list) add(id);
+    if (ids.empty()) object.refuse(key, "is an empty list");
+    return ids;
+}
+
+void merge(ModelConfig& config, Quantization&& q) {
+    for (auto& entry : q.ignore)
+        if (std::find(config.ignore_patterns.begin(), config.ignore_patterns.end(), entry) == config.ignore_patterns.end())
+            config.ignore_patterns.push_back(std::move(entry));
+    for (auto& warning : q.warnings) config.warnings.push_back(std::move(warning));
+    for (auto& [module, algorithm] : q.layers) {
+        const auto [known, fresh] = config.quantized_layers.emplace(module, algorithm);
+        if (!fresh && known->second != algorithm)
+            throw Error(Exit::bad_input, "config.json says " + known->second + " and hf_quant_config.json says " + algorithm + " of module " + module);
+    }
+}
+
+void read_quantization(const std::filesystem::path& directory, const JsonObject& root, const JsonObject& text, ModelConfig& config) {
+    std::optional<JsonObject> found;
+    for (const auto* object : {&root, &text}) {
+        if (object == &text && config.model_type == kTextType) continue;  // the same object
+        for (const auto key : {"quantization_config", "compression_config"}) {
+            auto inner = object->optional_object(key);
+            if (inner && found) object->refuse(key, "is a second description of the quantization");
+            if (inner) found.emplace(*inner);
+        }
+    }
+    std::string algorithm;
+    if (found) {
+        auto q = read_quantization_config(*found);
+        algorithm = q.algorithm;
+        config.quantization = q.line;
+        merge(config, std::move(q));
+    }
+    const auto path = directory / "hf_quant_config.json";
+    if (std::filesystem::symlink_status(path).type() == std::filesystem::file_type::not_found) return;
+    const JsonFile file(path);
+    auto q = read_hf_quant_config(file.root());
+    if (!algorithm.empty() && algorithm != q.algorithm)
+        config.warnings.push_back("config.json says " + algorithm + ", hf_quant_config.json says " + q.algorithm + "; the tensors decide");
+    if (config.quantization.empty()) config.quantization = q.line;
+    merge(config, std::move(q));
+}
+
+}  // namespace
+
+ModelConfig load_config(const std::filesystem::path& directory) {
+    const JsonFile file(directory / "config.json");
+    const auto root = file.root();
+    ModelConfig config;
+    config.sha256 = hex(sha256(file.bytes()));
+    config.model_type = require_known_type(root);
+    const bool flat = config.model_type == kTextType;
+    const auto text = flat ? root : root.object("text_config");
+    if (const auto type = text.optional_text("model_type"); type && *type != kTextType)
+        text.refuse("model_type", "is \"" + *type + "\" instead of \"" + std::string(kTextType) + "\"");
+
+    check_variants(text);
+    read_geometry(text, config);
+    read_rope(text, config);
+    config.tied_embeddings = read_tied(root, text);
+
+    const auto generation = directory / "generation_config.json";
+    if (std::filesystem::symlink_status(generation).type() != std::filesystem::file_type::not_found)
+        config.stop_ids = read_stop_ids(JsonFile(generation).root(), config.vocab);
+    if (config.stop_ids.empty()) config.stop_ids = read_stop_ids(text, config.vocab);
+    if (config.stop_ids.empty()) config.stop_ids = read_stop_ids(root, config.vocab);
+    if (config.stop_ids.empty()) text.refuse("eos_token_id", "is missing, in generation_config.json too");
+
+    read_quantization(directory, root, text, config);
+    return config;
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,168 @@
+#include "json_object.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+namespace ftmpi {
+namespace {
+
+using simdjson::dom::element;
+using simdjson::dom::element_type;
+
+constexpr off_t kLimit = off_t{64} << 20;
+
+[[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& what, std::string hint = {}) {
+    throw Error(Exit::bad_input, path.string() + " " + what, std::move(hint));
+}
+
+std::string read_whole(const std::filesystem::path& path) {
+    // O_NONBLOCK: a pipe in place of the file must not block.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (descriptor < 0) {
+        const int error = errno;
+        refuse_file(path, error == ENOENT ? "does not exist" : std::string("cannot be opened: ") + std::strerror(error),
+                    "is this the whole folder of a Hugging Face checkpoint?");
+    }
+    struct stat s {};
+    std::string text, problem;
+    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode)) problem = "is not a regular file";
+    else if (s.st_size > kLimit) problem = "has " + std::to_string(s.st_size) + " bytes, too many for a configuration";
+    else text.resize(static_cast<std::size_t>(s.st_size));
+    std::size_t done = 0;
+    while (problem.empty() && done < text.size()) {
+        const auto got = ::read(descriptor, text.data() + done, text.size() - done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno) : "became shorter while it was read";
+        else done += static_cast<std::size_t>(got);
+    }
+    ::close(descriptor);
+    if (!problem.empty()) refuse_file(path, problem);
+    return text;
+}
+
+/// Two values under one key: which of them counts differs from reader to reader.
+void check_no_duplicates(const std::filesystem::path& path, const element& value) {
+    simdjson::dom::object object;
+    simdjson::dom::array array;
+    if (!value.get(object)) {
+        std::vector<std::string_view> keys;
+        for (const auto& [key, member] : object) {
+            keys.push_back(key);
+            check_no_duplicates(path, member);
+        }
+        std::sort(keys.begin(), keys.end());
+        const auto twice = std::adjacent_find(keys.begin(), keys.end());
+        if (twice != keys.end()) refuse_file(path, "has the key \"" + std::string(*twice) + "\" twice in one object");
+    } else if (!value.get(array)) {
+        for (const element member : array) check_no_duplicates(path, member);
+    }
+}
+
+}  // namespace
+
+JsonFile::JsonFile(const std::filesystem::path& path) : path_(path), text_(read_whole(path)) {
+    element root;
+    if (bytes().substr(0, 3) == "\xef\xbb\xbf") refuse_file(path, "begins with a byte order mark");
+    if (const auto error = parser_.parse(text_).get(root))
+        refuse_file(path, std::string("is not valid JSON: ") + simdjson::error_message(error));
+    if (root.get(root_)) refuse_file(path, "does not hold a JSON object");
+    check_no_duplicates(path, root);
+}
+
+void JsonObject::refuse(std::string_view key, const std::string& what, std::string hint) const {
+    throw Error(Exit::bad_input, file_ + ": " + name_of(key) + " " + what, std::move(hint));
+}
+
+std::optional<element> JsonObject::member(std::string_view key) const {
+    element value;
+    if (object_.at_key(key).get(value) || value.is_null()) return std::nullopt;
+    return value;
+}
+
+void JsonObject::require(std::string_view key) const {
+    if (!has(key)) refuse(key, "is missing", "the file must say it: nothing about the model is assumed");
+}
+
+std::optional<std::int64_t> JsonObject::optional_integer(std::string_view key, std::int64_t low, std::int64_t high) const {
+    const auto value = member(key);
+    if (!value) return std::nullopt;
+    std::int64_t n = 0;
+    if (value->type() == element_type::UINT64) refuse(key, "is far too large");
+    if (value->type() != element_type::INT64 || value->get(n)) refuse(key, "is not an integer");
+    if (n < low || n > high)
+        refuse(key, "is " + std::to_string(n) + ", not between " + std::to_string(low) + " and " + std::to_string(high));
+    return n;
+}
+
+std::optional<std::string> JsonObject::optional_text(std::string_view key) const {
+    const auto value = member(key);
+    if (!value) return std::nullopt;
+    std::string_view s;
+    if (value->get(s)) refuse(key, "is not a string");
+    return std::string(s);
+}
+
+std::optional<double> JsonObject::optional_number(std::string_view key) const {
+    const auto value = member(key);
+    if (!value) return std::nullopt;
+    double n = 0;
+    if (!value->is_number() || value->get(n) || !std::isfinite(n)) refuse(key, "is not a number");
+    return n;
+}
+
+std::optional<bool> JsonObject::optional_flag(std::string_view key) const {
+    const auto value = member(key);
+    if (!value) return std::nullopt;
+    bool b = false;
+    if (value->get(b)) refuse(key, "is neither true nor false");
+    return b;
+}
+
+std::optional<JsonObject> JsonObject::optional_object(std::string_view key) const {
+    const auto value = member(key);
+    if (!value) return std::nullopt;
+    simdjson::dom::object inner;
+    if (value->get(inner)) refuse(key, "is not an object");
+    return JsonObject(inner, file_, name_of(key) + ".");
+}
+
+std::int64_t JsonObject::integer(std::string_view key, std::int64_t low, std::int64_t high) const {
+    require(key);
+    return *optional_integer(key, low, high);
+}
+
+std::string JsonObject::text(std::string_view key) const {
+    require(key);
+    return *optional_text(key);
+}
+
+double JsonObject::number(std::string_view key) const {
+    require(key);
+    return *optional_number(key);
+}
+
+JsonObject JsonObject::object(std::string_view key) const {
+    require(key);
+    return *optional_object(key);
+}
+
+std::vector<std::string> JsonObject::texts(std::string_view key) const {
+    require(key);
+    simdjson::dom::array array;
+    if (member(key)->get(array)) refuse(key, "is not an array");
+    std::vector<std::string> out;
+    for (const element value : array) {
+        std::string_view s;
+        if (value.get(s)) refuse(key, "holds something that is not a string");
+        out.emplace_back(s);
+    }
+    return out;
+}
+
+}  // namespace ftmpi
