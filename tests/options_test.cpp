@@ -291,6 +291,24 @@ BOOST_AUTO_TEST_CASE(job_files) {
     TEST_HOLDS(usage({"--job", folder.write("large.ini", std::string((1 << 20) + 1, '#'))}), "is larger than 1048576 bytes");
 }
 
+BOOST_AUTO_TEST_CASE(the_job_files_of_the_project_are_accepted) {
+    std::size_t count = 0;
+    for (const auto& entry : fs::directory_iterator(fs::path(FTMPI_SOURCE_DIR) / "jobs")) {
+        if (entry.path().extension() != ".ini") continue;
+        const auto o = parse({"--job", entry.path().string()});
+        BOOST_TEST(fs::exists(FTMPI_SOURCE_DIR / o.model));
+        if (!o.prompts_file.empty()) {
+            auto from_here = o;
+            from_here.prompts_file = FTMPI_SOURCE_DIR / o.prompts_file;
+            const auto prompts = read_prompts(from_here);
+            BOOST_REQUIRE(prompts.size() == 5u);
+            BOOST_TEST(prompts[4].text == "Q: What is 17 times 24?\nA:");
+        }
+        ++count;
+    }
+    BOOST_TEST(count >= 3u);
+}
+
 BOOST_AUTO_TEST_CASE(digest_text_holds_what_must_be_equal) {
     const auto a = parse_run({"--threads", "2", "--gpus", "GPU-a", "--shares", "3:1"}).digest_text;
     const auto b = parse_run({"--threads", "4", "--gpus", "GPU-b", "--shares", "3,1"}).digest_text;

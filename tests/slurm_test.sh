@@ -16,6 +16,7 @@ done
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/ftmpi-slurm-XXXXXX")
 chmod 755 "$dir"
+export SLURM_CONF=$dir/slurm.conf  # before anything is cancelled: never the jobs of a real cluster
 daemons=()
 cleanup() {
     scancel --quiet --state=PENDING --user=root 2>/dev/null
@@ -83,7 +84,6 @@ SlurmdLogFile=$dir/slurmd.log
 NodeName=$node NodeAddr=127.0.0.1 CPUs=4 RealMemory=1000 State=UNKNOWN
 PartitionName=test Nodes=$node Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 CONF
-export SLURM_CONF=$dir/slurm.conf
 (umask 077; head -c 1024 /dev/urandom >"$dir/munge.key")
 munged --foreground --force --key-file="$dir/munge.key" --socket="$dir/munge.socket" --pid-file="$dir/munged.pid" \
     --log-file="$dir/munged.log" --seed-file="$dir/munge.seed" 2>"$dir/munged.err" &
