@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <cstring>
 
+// A source compiled for one instruction set defines FTMPI_HD as `static inline` first, so that the linker cannot give its
+// copy of a function to the rest of the program.
 #if defined(__CUDACC__)
 #define FTMPI_HD __host__ __device__ __forceinline__
-#else
+#elif !defined(FTMPI_HD)
 #define FTMPI_HD inline
 #endif
 
@@ -27,6 +29,7 @@ inline constexpr int kSegment = 512;             ///< elements of a segment
 inline constexpr int kBlock = 128;               ///< columns under one scale of FP8 128x128
 inline constexpr int kAttentionPiece = 256;      ///< absolute positions merged as one piece by attention
 inline constexpr int kMaxCode = 16383;           ///< largest magnitude of a block fixed point activation
+inline constexpr int kNotFinite = 127;           ///< exponent of a block that holds an infinity or a NaN
 
 // ---- bits -------------------------------------------------------------------------------------------------
 
@@ -213,6 +216,15 @@ FTMPI_HD float dot(const float* a, const float* b, std::int64_t count) {
     });
 }
 
+/// A plain sum: a chunk is additions from +0 in rising k.
+FTMPI_HD float sum(const float* x, std::int64_t count) {
+    return ordered_sum(count, [=](std::int64_t k0, int n) {
+        float c = 0.0f;
+        for (int i = 0; i < n; ++i) c = c + x[k0 + i];
+        return c;
+    });
+}
+
 FTMPI_HD float sum_of_squares(const float* x, std::int64_t count) { return dot(x, x, count); }
 
 /// BF16 weights. The row's result; no scale.
@@ -252,14 +264,19 @@ FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const f
 // ---- block fixed point activations for the 4-bit formats ------------------------------------------------------
 
 /// Exponent e of a block of 32 activations: x is taken as q * 2^e with |q| <= 16383. `amax_bits` is the largest of the
-/// values' bits without sign (an integer maximum). An all-zero block has e = 0; e stays within [-100, 114].
+/// values' bits without sign (an integer maximum). An all-zero block has e = 0; e stays within [-100, 114]. A block with an
+/// infinity or a NaN is marked: its codes are 0 and its chunk is NaN, so that no such value is lost in the integers.
 FTMPI_HD int block_exponent(std::uint32_t amax_bits) {
     if (amax_bits == 0) return 0;
+    if (amax_bits >= 0x7f800000u) return kNotFinite;
     const int e = static_cast<int>(amax_bits >> 23) - 127 - 13;
     return e < -100 ? -100 : e;
 }
 
-/// q of one activation under exponent e; `inverse` is pow2(-e).
+/// Half the unit of a block (codes are twice the weights): 2^(e - 1), NaN for a block that is not finite.
+FTMPI_HD float block_unit(int e) { return e == kNotFinite ? float_of(0x7fc00000u) : pow2(e - 1); }
+
+/// q of one activation under exponent e (not kNotFinite); `inverse` is pow2(-e).
 FTMPI_HD int block_code(float x, float inverse) {
     const int q = static_cast<int>(round_even(x * inverse));
     return q > kMaxCode ? kMaxCode : q < -kMaxCode ? -kMaxCode : q;
@@ -275,19 +292,19 @@ FTMPI_HD void quantize_blocks(const float* x, std::int64_t count, std::int16_t* 
         }
         const int e = block_exponent(amax);
         exponents[k0 / kChunk] = static_cast<std::int8_t>(e);
-        const float inverse = pow2(-e);
+        const float inverse = e == kNotFinite ? 0.0f : pow2(-e);
         for (std::int64_t k = k0; k < k0 + kChunk; ++k)
-            q[k] = k < count ? static_cast<std::int16_t>(block_code(x[k], inverse)) : std::int16_t{0};
+            q[k] = k < count && e != kNotFinite ? static_cast<std::int16_t>(block_code(x[k], inverse)) : std::int16_t{0};
     }
 }
 
 /// The value of one chunk of an NVFP4 row from its two exact group sums (of twice the weight times q), their scales and the
 /// activation exponent. A chunk with one group passes 0 for the second.
 FTMPI_HD float nvfp4_chunk(int sum0, float scale0, int sum1, float scale1, int e) {
-    return fma(static_cast<float>(sum1), scale1, static_cast<float>(sum0) * scale0) * pow2(e - 1);
+    return fma(static_cast<float>(sum1), scale1, static_cast<float>(sum0) * scale0) * block_unit(e);
 }
 
-FTMPI_HD float mxfp4_chunk(int sum, float scale, int e) { return (static_cast<float>(sum) * scale) * pow2(e - 1); }
+FTMPI_HD float mxfp4_chunk(int sum, float scale, int e) { return (static_cast<float>(sum) * scale) * block_unit(e); }
 
 /// Exact sum over [k0, k0 + n) of twice_e2m1(code) * q; n <= 32, so |sum| < 2^23.
 FTMPI_HD int group_sum(const std::uint8_t* codes, const std::int16_t* q, std::int64_t k0, int n) {
@@ -327,6 +344,20 @@ FTMPI_HD float rms_apply(float x, float scale, float weight) { return (x * scale
 
 /// 1 / sqrt(sum of squares + 1e-6): the delta net's normalisation of q and k.
 FTMPI_HD float l2_scale(float squares) { return rsqrt(squares + 1e-6f); }
+
+/// A normalised q element of the delta net; inverse_root is 1/sqrt(key_dim).
+FTMPI_HD float delta_query(float x, float scale, float inverse_root) { return (x * scale) * inverse_root; }
+
+/// 1/sqrt(dim), rounded once from double (sqrt and division are exact to the last bit everywhere).
+FTMPI_HD float inverse_root_of(int dim) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))); }
+
+/// Causal convolution of one channel: u(0) is the oldest input, u(taps - 1) the current token's.
+template <class U>
+FTMPI_HD float causal_conv(const float* w, int taps, U u) {
+    float c = w[0] * u(0);
+    for (int j = 1; j < taps; ++j) c = fma(w[j], u(j), c);
+    return c;
+}
 
 /// Decay of the delta rule: exp(-exp(A_log) * softplus(a + dt_bias)), in (0, 1].
 FTMPI_HD float delta_decay(float neg_exp_a, float a, float dt_bias) { return exp(neg_exp_a * softplus(a + dt_bias)); }
@@ -379,6 +410,55 @@ FTMPI_HD Merge merge_of(float old_max, float piece_max) {
 FTMPI_HD float merge_value(float old_value, float piece_value, const Merge& g) {
     return fma(piece_value, g.new_scale, old_value * g.old_scale);
 }
+
+/// Max of a piece's scores: the first one, replaced by later ones that are larger.
+FTMPI_HD float piece_max(const float* scores, int count) {
+    float m = scores[0];
+    for (int i = 1; i < count; ++i) m = scores[i] > m ? scores[i] : m;
+    return m;
+}
+
+/// Column of a piece's out: values points at the column in the piece's first position, positions are `stride` apart.
+FTMPI_HD float piece_column(const float* p, const float* values, std::int64_t stride, int count) {
+    return ordered_sum(count, [=](std::int64_t k0, int n) {
+        return fma_chunk(k0, n, [=](std::int64_t k) { return p[k]; }, [=](std::int64_t k) { return values[k * stride]; });
+    });
+}
+
+/// Output of the attention for one column: the merged out over the merged l, times the gate.
+FTMPI_HD float attention_out(float out, float l, float gate) { return (out / l) * sigmoid(gate); }
+
+/// The experts of a row: the top_k largest logits, ties to the lower id. ids come out rising; a weight is exp(l - max) over
+/// the sum of these, added from +0 in rising id. A logit that is not finite makes every weight NaN, so that it shows.
+FTMPI_HD void route(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
+    bool finite = true;
+    for (int e = 0; e < experts; ++e) finite = finite && is_finite(logits[e]);
+    for (int n = 0; n < top_k; ++n) {  // ids[0, n) is the sorted choice so far
+        int best = -1;
+        for (int e = 0, taken = 0; e < experts; ++e) {
+            if (taken < n && ids[taken] == e) {
+                ++taken;
+                continue;
+            }
+            if (best < 0 || logits[e] > logits[best]) best = e;
+        }
+        int at = n;
+        for (; at > 0 && ids[at - 1] > best; --at) ids[at] = ids[at - 1];
+        ids[at] = best;
+    }
+    float m = logits[ids[0]], total = 0.0f;
+    for (int i = 1; i < top_k; ++i) m = logits[ids[i]] > m ? logits[ids[i]] : m;
+    for (int i = 0; i < top_k; ++i) {
+        weights[i] = exp(logits[ids[i]] - m);
+        total = total + weights[i];
+    }
+    for (int i = 0; i < top_k; ++i) weights[i] = finite ? weights[i] / total : float_of(0x7fc00000u);
+}
+
+/// An expert's hidden value, and its share of the output (accumulated from +0 in rising id, the shared expert last with
+/// weight sigmoid(its gate)).
+FTMPI_HD float expert_act(float gate, float up) { return silu(gate) * up; }
+FTMPI_HD float expert_add(float weight, float y, float acc) { return fma(weight, y, acc); }
 
 /// Cache element: what is stored for x, and what is read back.
 FTMPI_HD std::uint8_t kv_to_fp8(float x, float scale) { return to_e4m3(x / scale); }

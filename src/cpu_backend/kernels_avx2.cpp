@@ -1,0 +1,27 @@
+// Compiled for AVX2. See kernels.hpp for the rule that everything here stays inside this source.
+#define FTMPI_HD static inline
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "../numerics.hpp"
+#include "kernels.hpp"
+
+namespace ftmpi::cpu {
+namespace {
+
+constexpr int kChains = 4;  ///< independent fma chains that fill the units within the registers
+
+#include "kernels_dot.hpp"
+#include "kernels_mixers.hpp"
+#include "kernels_steps.hpp"
+#include "kernels_table.hpp"
+#include "simd_avx2.hpp"
+#include "simd_math.hpp"
+
+}  // namespace
+
+const Kernels& kernels_avx2() { return kTable; }
+
+}  // namespace ftmpi::cpu

@@ -1,0 +1,31 @@
+// Compiled for AVX512. See kernels.hpp for the rule that everything here stays inside this source.
+#if defined(__GNUC__) && !defined(__clang__)  // the undefined vectors of GCC 12's own header look uninitialized to it
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#define FTMPI_HD static inline
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "../numerics.hpp"
+#include "kernels.hpp"
+
+namespace ftmpi::cpu {
+namespace {
+
+constexpr int kChains = 8;  ///< independent fma chains that fill the units within the registers
+
+#include "kernels_dot.hpp"
+#include "kernels_mixers.hpp"
+#include "kernels_steps.hpp"
+#include "kernels_table.hpp"
+#include "simd_avx512.hpp"
+#include "simd_math.hpp"
+
+}  // namespace
+
+const Kernels& kernels_avx512() { return kTable; }
+
+}  // namespace ftmpi::cpu

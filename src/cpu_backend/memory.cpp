@@ -1,0 +1,155 @@
+// Construction, memory and facts of the CPU backend.
+#include <immintrin.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+#include "../cpu_backend.hpp"
+#include "../error.hpp"
+#include "kernels.hpp"
+
+namespace ftmpi {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< from here on memory is mapped, so that untouched pages cost nothing
+
+std::string_view name_of(Simd simd) { return simd == Simd::plain ? "plain" : simd == Simd::avx2 ? "avx2" : "avx512"; }
+
+const cpu::Kernels& kernels_of(Simd simd) {
+    if (!supported(simd))
+        throw Error(Exit::usage, "this processor does not run the " + std::string(name_of(simd)) + " kernels");
+    return simd == Simd::plain ? cpu::kernels_plain() : simd == Simd::avx2 ? cpu::kernels_avx2() : cpu::kernels_avx512();
+}
+
+[[noreturn]] void out_of_memory(std::size_t bytes, std::string_view what) {
+    throw Error(Exit::does_not_fit,
+                "out of host memory: " + std::to_string(bytes) + " bytes for " + std::string(what.empty() ? "a buffer" : what));
+}
+
+}  // namespace
+
+namespace cpu {
+Scratch::~Scratch() { std::free(data_); }
+
+void* Scratch::bytes(std::size_t n) {
+    if (n > size_) {
+        std::free(data_);
+        size_ = 0;
+        const std::size_t whole = (n + n / 4 + kAlignment - 1) / kAlignment * kAlignment;
+        data_ = std::aligned_alloc(kAlignment, whole);
+        if (!data_) out_of_memory(whole, "working memory");
+        size_ = whole;
+    }
+    return data_;
+}
+}  // namespace cpu
+
+bool supported(Simd simd) {
+    if (simd == Simd::plain) return true;
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return false;
+    return simd == Simd::avx2 || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"));
+}
+
+Simd default_simd() {
+    if (const char* asked = std::getenv("FTMPI_SIMD")) {
+        for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512})
+            if (name_of(simd) == asked) {
+                kernels_of(simd);
+                return simd;
+            }
+        throw Error(Exit::usage, "FTMPI_SIMD is \"" + std::string(asked) + "\"",
+                    "use plain, avx2 or avx512, or leave it unset");
+    }
+    return supported(Simd::avx512) ? Simd::avx512 : supported(Simd::avx2) ? Simd::avx2 : Simd::plain;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(int threads, std::optional<Simd> simd) {
+    return std::make_unique<CpuBackend>(threads, simd ? *simd : default_simd());
+}
+
+CpuBackend::CpuBackend(int threads, Simd simd) : threads_(threads), simd_(simd), kernels_(kernels_of(simd)) {
+    if (threads < 1) throw Error(Exit::usage, "the CPU backend needs at least 1 thread, not " + std::to_string(threads));
+    check_denormals();
+}
+
+CpuBackend::~CpuBackend() {
+    for (const auto& [p, bytes] : mapped_) munmap(p, bytes);
+}
+
+void CpuBackend::check_denormals() {
+    int flushing = 0;
+    const auto check = [] { return (_mm_getcsr() & 0x8040u) != 0; };  // flush to zero, denormals are zero
+    if (threads_ == 1) {
+        flushing = check();
+    } else {
+#pragma omp parallel num_threads(threads_) reduction(+ : flushing)
+        flushing += check();
+    }
+    if (flushing)
+        throw Error(Exit::failure, "a thread flushes denormal numbers to zero, which would change results",
+                    "a library built with -ffast-math was probably loaded; remove it (LD_PRELOAD?)");
+}
+
+DeviceInfo CpuBackend::info() const {
+    DeviceInfo d;
+    d.backend = "cpu";
+    d.name = "unknown processor";
+    std::ifstream cpuinfo("/proc/cpuinfo");
+    for (std::string line; std::getline(cpuinfo, line);)
+        if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) {
+            d.name = line.substr(line.find(": ") + 2);
+            break;
+        }
+    d.capability = simd_ == Simd::plain ? "plain" : simd_ == Simd::avx2 ? "AVX2" : "AVX-512";
+    d.total_bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    d.free_bytes = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    std::ifstream meminfo("/proc/meminfo");
+    std::string key;
+    for (std::size_t kib = 0; meminfo >> key >> kib; meminfo.ignore(64, '\n'))
+        if (key == "MemAvailable:") d.free_bytes = kib * 1024;
+    return d;
+}
+
+void* CpuBackend::allocate(std::size_t bytes, std::string_view what) {
+    if (bytes == 0) return nullptr;
+    if (bytes < kLarge) {
+        const std::size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+        void* p = std::aligned_alloc(kAlignment, whole);
+        if (!p) out_of_memory(bytes, what);
+        return std::memset(p, 0, whole);
+    }
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) out_of_memory(bytes, what);
+    const std::lock_guard lock(mutex_);
+    mapped_[p] = bytes;
+    return p;
+}
+
+void CpuBackend::release(void* p) noexcept {
+    if (!p) return;
+    const std::lock_guard lock(mutex_);
+    if (const auto it = mapped_.find(p); it != mapped_.end()) {
+        munmap(p, it->second);
+        mapped_.erase(it);
+    } else {
+        std::free(p);
+    }
+}
+
+void CpuBackend::copy_in(void* device, const void* host, std::size_t bytes) {
+    if (bytes) std::memcpy(device, host, bytes);
+}
+void CpuBackend::copy_out(void* host, const void* device, std::size_t bytes) {
+    if (bytes) std::memcpy(host, device, bytes);
+}
+void CpuBackend::fill_zero(void* device, std::size_t bytes) {
+    if (bytes) std::memset(device, 0, bytes);
+}
+
+}  // namespace ftmpi
