@@ -17,12 +17,14 @@ namespace {
 
 constexpr int kChains = 8;  ///< independent fma chains that fill the units within the registers
 
+// clang-format off (the order of their needs)
 #include "kernels_dot.hpp"
 #include "kernels_mixers.hpp"
 #include "kernels_steps.hpp"
 #include "kernels_table.hpp"
 #include "simd_avx512.hpp"
 #include "simd_math.hpp"
+// clang-format on
 
 }  // namespace
 
