@@ -15,16 +15,19 @@ namespace ftmpi::mpi {
 
 class Session {
 public:
-    /// Initialises MPI and refuses odd launches: one of several single-process jobs that a launcher believes to be one job
-    /// (Error(usage), naming the launcher's variables). `timeout` is the deadline in seconds of every wait.
+    /// Initialises MPI and installs the handlers that ask to stop. Refuses odd launches: one of several single-process jobs
+    /// that a launcher believes to be one job (Error(usage) naming the launcher's variables on the launcher's rank 0,
+    /// Agreed on the others, so that one message is printed). `timeout` is the deadline in seconds of every wait.
     explicit Session(double timeout);
-    /// Finalises when all went well; after a failure the process leaves through leave().
+    /// Finalises when all went well or all ranks agreed to fail; otherwise ends the job. A process that failed leaves by
+    /// leave().
     ~Session();
     Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
 
     int rank() const;
     int size() const;
-    int local_rank() const;   ///< among the ranks of this host
+    int local_rank() const;  ///< among the ranks of this host
     int local_size() const;
     const std::string& host() const;
     void set_timeout(double seconds);
@@ -32,9 +35,17 @@ public:
     /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one message for the
     /// lowest failing rank (phase, rank, host, what, hint; and how many others failed) and every rank throws Agreed with
     /// the same code. A rank that does not come back before the deadline ends the job with Exit::timed_out.
-    void agree(std::string_view phase, const std::function<void()>& work);
+    /// With `stoppable`, a signal that asks to stop counts as a failure with Exit::interrupted once `work` is done.
+    /// Nothing inside `work` may communicate.
+    void agree(std::string_view phase, const std::function<void()>& work, bool stoppable = false);
 
-    struct Agreed { Exit code; };  ///< thrown by agree() on every rank, after the message was printed
+    struct Agreed {
+        Exit code;
+    };  ///< thrown by agree() on every rank, after the message was printed
+
+    /// Fails like agree(phase) with Exit::usage when `text` (lines) is not the same on all ranks; the message shows the
+    /// first line that differs and on which ranks.
+    void require_equal(std::string_view phase, std::string_view what, const std::string& text);
 
     /// Bytes of rank 0 on every rank / of every rank on every rank. Any length (sizes travel as 64 bits, data in pieces).
     std::string broadcast(const std::string& bytes, std::string_view name);
@@ -43,15 +54,22 @@ public:
     /// The host transport, or none for one rank. Valid as long as the session.
     std::unique_ptr<Communicator> host_communicator(Backend& backend);
 
-    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds.
+    /// True once SIGTERM, SIGINT or SIGUSR1 came to this rank. The decode loop asks once a step and tells the others.
+    bool stop_requested() const noexcept;
+
+    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds. When the error
+    /// comes from an exchange, and so other ranks have one too, only the lowest rank that is alive prints.
     [[noreturn]] void abort(const Error& error);
     /// Ends this process with `code`: finalises MPI if all ranks come to the same end in time, else aborts. Never hangs.
     [[noreturn]] void leave(Exit code);
 
-    std::string library() const;  ///< "Open MPI v4.1.4, ..." as the library says
+    std::string library() const;  ///< "Open MPI v4.1.4"
     bool cuda_aware() const;      ///< what the library says at run time
 
 private:
+    bool finish(Exit code);
+    [[noreturn]] void end_job(const std::string& message, Exit code);
+
     struct State;
     std::unique_ptr<State> state_;
 };

@@ -1,0 +1,219 @@
+#include "exchange.hpp"
+
+#include <sched.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "report.hpp"
+#include "session.hpp"
+
+namespace ftmpi::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr int head_tag = 1;
+constexpr int rest_tag = 2;
+
+std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g s", seconds);
+    return text;
+}
+
+}  // namespace
+
+void check_mpi(int code, std::string_view call) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    throw Error(Exit::failure, std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+}
+
+std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit) {
+    std::vector<std::uint64_t> pieces;
+    for (; bytes > 0; bytes -= pieces.back()) pieces.push_back(std::min(bytes, limit));
+    return pieces;
+}
+
+Exchange::Exchange(MPI_Comm comm, int rank, int size)
+    : comm_(comm),
+      rank_(rank),
+      size_(size),
+      hosts_(static_cast<std::size_t>(size), "?"),
+      out_(head_bytes),
+      in_(static_cast<std::size_t>(size)) {
+    for (int peer = 0; peer < size; ++peer)
+        if (peer != rank) in_[static_cast<std::size_t>(peer)].resize(head_bytes);
+}
+
+std::byte* Exchange::outgoing(std::uint64_t bytes) {
+    if (broken_) fail(Error(Exit::failure, broken_by_));
+    Header header;
+    header.bytes = bytes;
+    // Large blocks are rare (a prefill, a broadcast): their memory is given back by the next small one.
+    const std::uint64_t need = std::max<std::uint64_t>(head_bytes, sizeof header + bytes);
+    if (need > out_.size() || out_.size() > 512 * head_bytes) {
+        out_.resize(need);
+        out_.shrink_to_fit();
+    }
+    std::memcpy(out_.data(), &header, sizeof header);
+    return out_.data() + sizeof header;
+}
+
+std::span<const std::byte> Exchange::incoming(int rank) const {
+    const auto& block = in_[static_cast<std::size_t>(rank)];
+    Header header;
+    std::memcpy(&header, block.data(), sizeof header);
+    return {block.data() + sizeof header, header.bytes};
+}
+
+void Exchange::fail(const Error& error) {
+    // Requests may still write into the buffers, so they stay where they are until the process ends.
+    broken_ = true;
+    broken_by_ = error.what();
+    throw error;
+}
+
+void Exchange::wait(std::string_view name, std::size_t receives) {
+    const auto start = Clock::now();
+    constexpr int spins = 50;  // a few microseconds: what a rank of the same host that is not late needs
+    for (long turn = 0;; ++turn) {
+        int done = 0;
+        const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+        if (code != MPI_SUCCESS) {
+            try {
+                check_mpi(code, "exchange '" + std::string(name) + "'");
+            } catch (const Error& error) {
+                fail(error);
+            }
+        }
+        if (done) return;
+        if (turn < spins) continue;
+        const double waited = seconds_since(start);
+        if (waited > timeout_) break;
+        // First make room for ranks that share this core, then sleep, so long that it adds at most about a twentieth.
+        if (waited < 1e-3)
+            sched_yield();
+        else
+            std::this_thread::sleep_for(std::chrono::duration<double>(std::clamp(waited / 20, 20e-6, 1e-3)));
+    }
+    missing_.clear();
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+        int done = 0;
+        if (requests_[i] != MPI_REQUEST_NULL) MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
+        const int peer = peers_[i];
+        if (requests_[i] != MPI_REQUEST_NULL && !done && std::find(missing_.begin(), missing_.end(), peer) == missing_.end())
+            missing_.push_back(peer);
+        // A message that a present rank did not take yet says nothing when some rank sent nothing at all.
+        if (i + 1 == receives && !missing_.empty()) break;
+    }
+    std::sort(missing_.begin(), missing_.end());
+    fail(Error(Exit::timed_out,
+               "'" + std::string(name) + "' was not finished within " + seconds_text(timeout_) + ": waited for " +
+                   name_ranks(missing_, hosts_),
+               "that process is stopped, hangs or is gone; if it is only slow, raise --timeout"));
+}
+
+void Exchange::compare_headers(std::string_view name) {
+    Header mine;
+    std::memcpy(&mine, out_.data(), sizeof mine);
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        Header theirs;
+        std::memcpy(&theirs, in_[static_cast<std::size_t>(peer)].data(), sizeof theirs);
+        theirs.name[sizeof theirs.name - 1] = '\0';
+        if (theirs.call == mine.call && std::strcmp(theirs.name, mine.name) == 0) continue;
+        if (theirs.name == leaving)
+            fail(Error(Exit::rank_failed,
+                       name_ranks({peer}, hosts_) + " left the program while this rank was in '" + std::string(name) + "'"));
+        fail(Error(Exit::failure,
+                   "ranks are out of step: rank " + std::to_string(rank_) + " is in '" + mine.name + "' (exchange " +
+                       std::to_string(mine.call) + "), rank " + std::to_string(peer) + " in '" + theirs.name + "' (exchange " +
+                       std::to_string(theirs.call) + ")",
+                   "all ranks must get the same options and files, and this must not happen even then: please report it"));
+    }
+}
+
+void Exchange::transfer_rest(std::string_view name) {
+    requests_.clear();
+    peers_.clear();
+    for (int step = 1; step < size_; ++step) {
+        const int peer = (rank_ + size_ - step) % size_;
+        auto& block = in_[static_cast<std::size_t>(peer)];
+        const std::uint64_t bytes = incoming(peer).size();
+        if (bytes <= head_payload) continue;
+        if (block.size() < sizeof(Header) + bytes) block.resize(sizeof(Header) + bytes);
+        std::uint64_t at = head_bytes;
+        for (const auto piece : pieces_of(bytes - head_payload, piece_bytes)) {
+            requests_.emplace_back(MPI_REQUEST_NULL);
+            peers_.push_back(peer);
+            check_mpi(MPI_Irecv(block.data() + at, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+                      "MPI_Irecv");
+            at += piece;
+        }
+    }
+    const std::size_t receives = requests_.size();
+    Header mine;
+    std::memcpy(&mine, out_.data(), sizeof mine);
+    if (mine.bytes > head_payload) {
+        for (int step = 1; step < size_; ++step) {
+            const int peer = (rank_ + step) % size_;
+            std::uint64_t at = head_bytes;
+            for (const auto piece : pieces_of(mine.bytes - head_payload, piece_bytes)) {
+                requests_.emplace_back(MPI_REQUEST_NULL);
+                peers_.push_back(peer);
+                check_mpi(
+                    MPI_Isend(out_.data() + at, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+                    "MPI_Isend");
+                at += piece;
+            }
+        }
+    }
+    if (!requests_.empty()) wait(name, receives);
+}
+
+void Exchange::run(std::string_view name) {
+    if (size_ == 1) return;
+    if (broken_) fail(Error(Exit::failure, broken_by_));
+    Header mine;
+    std::memcpy(&mine, out_.data(), sizeof mine);
+    mine.call = calls_++;
+    std::memset(mine.name, 0, sizeof mine.name);
+    name.copy(mine.name, sizeof mine.name - 1);
+    std::memcpy(out_.data(), &mine, sizeof mine);
+
+    const std::size_t others = static_cast<std::size_t>(size_ - 1);
+    requests_.assign(2 * others, MPI_REQUEST_NULL);
+    peers_.resize(2 * others);
+    for (std::size_t i = 0; i < others; ++i) {
+        const int peer = (rank_ + size_ - 1 - static_cast<int>(i)) % size_;
+        auto& block = in_[static_cast<std::size_t>(peer)];
+        if (block.size() > 512 * head_bytes) {
+            block.resize(head_bytes);
+            block.shrink_to_fit();
+        }
+        peers_[i] = peer;
+        check_mpi(MPI_Irecv(block.data(), static_cast<int>(head_bytes), MPI_BYTE, peer, head_tag, comm_, &requests_[i]),
+                  "MPI_Irecv");
+    }
+    const int first = static_cast<int>(sizeof(Header) + std::min(mine.bytes, head_payload));
+    for (std::size_t i = 0; i < others; ++i) {
+        const int peer = (rank_ + 1 + static_cast<int>(i)) % size_;
+        peers_[others + i] = peer;
+        check_mpi(MPI_Isend(out_.data(), first, MPI_BYTE, peer, head_tag, comm_, &requests_[others + i]), "MPI_Isend");
+    }
+    wait(name, others);
+    compare_headers(name);
+    bool more = mine.bytes > head_payload;
+    for (int peer = 0; peer < size_; ++peer) more |= peer != rank_ && incoming(peer).size() > head_payload;
+    if (more) transfer_rest(name);
+}
+
+}  // namespace ftmpi::mpi

@@ -1,0 +1,96 @@
+// The one primitive under everything that ranks tell each other: each rank sends one block of bytes to every other rank.
+//
+// Point-to-point rather than a collective, for three reasons: at the deadline it is known which ranks are missing; a header
+// in front of each block shows at no cost whether the ranks still do the same thing; and it has half the latency
+// (2 ranks of one host, 16 KB: 3.7 us against 7.2 us of MPI_Iallgather; 2-core Xeon, Open MPI 4.1.4).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Of MPI only the C interface is used; the old C++ one would be a library more to link and warns under -Wextra.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+#include "../src/error.hpp"
+
+namespace ftmpi::mpi {
+
+/// Throws Error(Exit::failure) with the library's words when `code` is not MPI_SUCCESS.
+void check_mpi(int code, std::string_view call);
+
+class Exchange {
+public:
+    /// Takes no ownership of `comm`, whose error handler must be MPI_ERRORS_RETURN.
+    Exchange(MPI_Comm comm, int rank, int size);
+
+    void set_timeout(double seconds) { timeout_ = seconds; }
+    double timeout() const { return timeout_; }
+    /// Names of the ranks' hosts, for messages.
+    void set_hosts(std::vector<std::string> hosts) { hosts_ = std::move(hosts); }
+    const std::vector<std::string>& hosts() const { return hosts_; }
+
+    /// Room for `bytes` of this rank's block, to be filled before run(). Valid until the next outgoing().
+    std::byte* outgoing(std::uint64_t bytes);
+
+    /// Sends this rank's block and receives those of all others. `name` is compared between ranks (its first 39 bytes).
+    /// Throws Error(timed_out) naming the collective and the ranks that did not send, Error(rank_failed) when a rank
+    /// is leaving the program instead, Error(failure) when ranks are in different collectives. After a throw the
+    /// exchange is broken: buffers stay with MPI, and every later run() throws the same.
+    void run(std::string_view name);
+
+    /// Block of `rank`, valid until the next run(). This rank's own block is not here.
+    std::span<const std::byte> incoming(int rank) const;
+
+    /// Marks the exchange broken and throws `error`: for faults that all ranks see, such as a block of the wrong length.
+    [[noreturn]] void fail(const Error& error);
+    /// True after a failed run().
+    bool broken() const { return broken_; }
+    /// Ranks that had not sent their block when the last run() failed at its deadline.
+    const std::vector<int>& missing() const { return missing_; }
+
+    /// Name of the exchange that leaving ranks run.
+    static constexpr std::string_view leaving = "leave";
+
+private:
+    struct Header {
+        std::uint64_t call = 0;   ///< number of exchanges before this one
+        std::uint64_t bytes = 0;  ///< of the whole block
+        char name[40] = {};
+        friend bool operator==(const Header&, const Header&) = default;
+    };
+    static_assert(sizeof(Header) == 56);
+    /// The head message carries the header and as much of the block as fits; it is never longer than `head_bytes`,
+    /// so a receive can be posted before the length is known.
+    static constexpr std::uint64_t head_bytes = 64 * 1024;
+    static constexpr std::uint64_t head_payload = head_bytes - sizeof(Header);
+    static constexpr std::uint64_t piece_bytes = 1u << 30;
+
+    void wait(std::string_view name, std::size_t receives);
+    void compare_headers(std::string_view name);
+    void transfer_rest(std::string_view name);
+
+    MPI_Comm comm_;
+    int rank_, size_;
+    double timeout_ = 300;
+    std::uint64_t calls_ = 0;
+    std::vector<std::string> hosts_;
+    std::vector<std::byte> out_;              ///< header, block
+    std::vector<std::vector<std::byte>> in_;  ///< one a rank: header, block
+    std::vector<MPI_Request> requests_;
+    std::vector<int> peers_;  ///< of the receives in requests_
+    std::vector<int> missing_;
+    bool broken_ = false;
+    std::string broken_by_;
+};
+
+}  // namespace ftmpi::mpi

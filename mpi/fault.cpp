@@ -1,0 +1,67 @@
+#include "fault.hpp"
+
+#include <unistd.h>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+
+#include "../src/error.hpp"
+
+namespace ftmpi::mpi {
+namespace {
+
+template <class T>
+bool parse(std::string_view text, T& value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size();
+}
+
+void act(const Fault& fault) {
+    if (fault.action == "throw") throw Error(Exit::failure, "a fault in " + fault.phase + " that FTMPI_FAULT asked for");
+    if (fault.action == "exit") _exit(3);
+    if (fault.action == "abort") std::abort();
+    if (fault.action == "kill") raise(SIGKILL);
+    if (fault.action == "stop") raise(SIGSTOP);
+    if (fault.action == "term") raise(SIGTERM);
+    if (fault.action == "hang")
+        for (;;) sleep(1);
+}
+
+}  // namespace
+
+Fault parse_fault(std::string_view text) {
+    Fault fault;
+    const auto first = text.find(':');
+    const auto last = text.rfind(':');
+    bool good = first != std::string_view::npos && last > first && parse(text.substr(0, first), fault.rank) && fault.rank >= 0;
+    if (good) {
+        auto phase = text.substr(first + 1, last - first - 1);
+        if (const auto hash = phase.find('#'); hash != std::string_view::npos) {
+            good = parse(phase.substr(hash + 1), fault.time) && fault.time >= 1;
+            phase = phase.substr(0, hash);
+        }
+        fault.phase = phase;
+        fault.action = text.substr(last + 1);
+        bool known = false;
+        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term"}) known |= fault.action == action;
+        good = good && known && !phase.empty();
+    }
+    if (!good)
+        throw Error(Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
+                    "actions are throw, exit, abort, kill, stop, hang and term; unset it for normal work");
+    return fault;
+}
+
+void fault_point(int rank, std::string_view phase) {
+    static const std::optional<Fault> fault = []() -> std::optional<Fault> {
+        const char* text = std::getenv("FTMPI_FAULT");
+        if (text == nullptr || *text == '\0') return std::nullopt;
+        return parse_fault(text);
+    }();
+    if (!fault || fault->rank != rank || fault->phase != phase) return;
+    static long times = 0;
+    if (++times == fault->time) act(*fault);
+}
+
+}  // namespace ftmpi::mpi

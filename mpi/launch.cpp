@@ -1,0 +1,170 @@
+#include "launch.hpp"
+
+#include <sys/uio.h>
+#include <unistd.h>
+#include <charconv>
+#include <vector>
+
+extern char** environ;
+
+namespace ftmpi::mpi {
+namespace {
+
+std::optional<long> number(const Environment& environment, const std::string& name) {
+    const auto it = environment.find(name);
+    if (it == environment.end()) return std::nullopt;
+    long value = 0;
+    const char* end = it->second.data() + it->second.size();
+    const auto [stop, error] = std::from_chars(it->second.data(), end, value);
+    if (error != std::errc() || stop != end || value < 0) return std::nullopt;
+    return value;
+}
+
+bool has(const Environment& environment, const std::string& name) { return environment.count(name) > 0; }
+
+bool is_open_mpi(std::string_view library) { return library.starts_with("Open MPI"); }
+
+/// The names that a launcher uses; a size is looked for in their order.
+struct Dialect {
+    const char* launcher;
+    std::vector<const char*> sizes;
+    const char* rank;
+    const char* here;
+    bool open_mpi;
+};
+
+const std::vector<Dialect>& dialects() {
+    static const std::vector<Dialect> all = {
+        {"mpirun of Open MPI", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", true},
+        {"mpirun of MVAPICH",
+         {"MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"},
+         "MV2_COMM_WORLD_RANK",
+         "MV2_COMM_WORLD_LOCAL_SIZE",
+         false},
+        {"mpiexec of MPICH or Intel MPI", {"PMI_SIZE", "MPI_LOCALNRANKS"}, "PMI_RANK", "MPI_LOCALNRANKS", false},
+    };
+    return all;
+}
+
+std::optional<Launch> read(const Environment& environment, const Dialect& dialect) {
+    for (const char* name : dialect.sizes) {
+        const auto size = number(environment, name);
+        if (!size) continue;
+        Launch launch;
+        launch.launcher = dialect.launcher;
+        launch.size = static_cast<int>(*size);
+        launch.rank = static_cast<int>(number(environment, dialect.rank).value_or(0));
+        launch.ranks_here = static_cast<int>(number(environment, dialect.here).value_or(0));
+        launch.whole_on_host = launch.ranks_here == launch.size;
+        if (has(environment, dialect.rank))
+            launch.variables = std::string(dialect.rank) + "=" + environment.at(dialect.rank) + " ";
+        launch.variables += std::string(name) + "=" + environment.at(name);
+        return launch;
+    }
+    return std::nullopt;
+}
+
+/// A step of srun. The body of a batch script has SLURM_NTASKS and SLURM_PROCID too, but is no step of its own:
+/// it has no step id, or one of the numbers that Slurm reserves for batch, interactive and external steps.
+std::optional<Launch> read_slurm_step(const Environment& environment) {
+    const auto step = number(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
+    const auto tasks = number(environment, "SLURM_STEP_NUM_TASKS");
+    constexpr long first_reserved = 0xfffffff0L;
+    if (!step || *step >= first_reserved || !tasks) return std::nullopt;
+    Launch launch;
+    launch.launcher = "srun";
+    launch.size = static_cast<int>(*tasks);
+    launch.rank = static_cast<int>(number(environment, "SLURM_PROCID").value_or(0));
+    launch.whole_on_host = number(environment, "SLURM_STEP_NUM_NODES").value_or(0) == 1;
+    launch.ranks_here = launch.whole_on_host ? launch.size : 0;
+    launch.variables = "SLURM_PROCID=" + std::to_string(launch.rank) + " SLURM_STEP_NUM_TASKS=" + std::to_string(launch.size);
+    return launch;
+}
+
+}  // namespace
+
+Environment process_environment() {
+    Environment environment;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+        const std::string_view text(*entry);
+        const auto equal = text.find('=');
+        if (equal != std::string_view::npos) environment.emplace(text.substr(0, equal), text.substr(equal + 1));
+    }
+    return environment;
+}
+
+std::optional<Launch> launch_of(const Environment& environment, std::string_view library) {
+    // The library's own launcher first: under `srun -n 2 mpirun -np 1` the inner word counts.
+    for (const bool own : {true, false})
+        for (const auto& dialect : dialects())
+            if ((dialect.open_mpi == is_open_mpi(library)) == own)
+                if (auto launch = read(environment, dialect)) return launch;
+    return read_slurm_step(environment);
+}
+
+bool is_wired(const Environment& environment) {
+    for (const char* name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI_PORT", "OMPI_COMM_WORLD_RANK"})
+        if (has(environment, name)) return true;
+    return false;
+}
+
+std::string launch_problem(const Environment& environment, std::string_view library, int size) {
+    if (size != 1) return {};
+    const auto launch = launch_of(environment, library);
+    if (!launch || launch->size <= 1) return {};
+    return "started as " + std::to_string(launch->size) + " separate one-rank jobs: " + launch->launcher + " started " +
+           std::to_string(launch->size) + " processes (" + launch->variables + "), but the MPI library of this program, " +
+           short_library(library) + ", sees one rank in each";
+}
+
+std::string launch_hint(std::string_view library) {
+    return "this program is linked with " + short_library(library) +
+           ": start it with the mpirun of that library, or with srun --mpi=pmix "
+           "(srun --mpi=list shows what Slurm has here); for independent runs of one rank use a job array";
+}
+
+StartSettings start_settings(const Environment& environment, std::string_view library, bool reads_siblings) {
+    StartSettings settings;
+    if (!is_open_mpi(library)) return settings;
+    const auto launch = launch_of(environment, library);
+    const bool alone = (!launch || launch->size == 1) && !is_wired(environment);
+    const bool on_one_host = launch && launch->whole_on_host && is_wired(environment);
+    auto set = [&](const char* name, const char* value) {
+        if (!has(environment, name)) settings.set.emplace(name, value);
+    };
+    // Without these a process of its own starts a daemon, which needs ssh on the PATH.
+    if (alone) set("OMPI_MCA_ess_singleton_isolated", "1");
+    // By this variable Open MPI 4 takes a step of one task for a job that needs Slurm's PMIx, and ends the program.
+    if (alone && has(environment, "SLURM_STEP_ID")) settings.hide.push_back("SLURM_STEP_ID");
+    // Looking for fabrics takes 0.2 s and is of no use inside one host.
+    const bool chosen_by_user =
+        has(environment, "OMPI_MCA_pml") || has(environment, "OMPI_MCA_btl") || has(environment, "OMPI_MCA_mtl");
+    if ((alone || on_one_host) && !chosen_by_user) set("OMPI_MCA_pml", "ob1");
+    if (alone && !chosen_by_user) set("OMPI_MCA_btl", "self");
+    // Where the system call is forbidden (containers) Open MPI 4 finds out at the first large message, with an error.
+    if (on_one_host && !reads_siblings) set("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+    return settings;
+}
+
+bool reads_siblings_memory() {
+    char from = 1, to = 0;
+    iovec target{&to, 1}, source{&from, 1};
+    return process_vm_readv(getpid(), &target, 1, &source, 1, 0) == 1;
+}
+
+std::string short_library(std::string_view text) {
+    while (!text.empty() && (text.back() == '\0' || text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+    auto end = text.find_first_of(",\n\t");
+    // MPICH writes "MPICH Version:\t4.0.2\nMPICH Release date: ..."
+    if (end != std::string_view::npos && text[end] == '\t') {
+        const auto line = text.find('\n');
+        std::string joined(text.substr(0, end));
+        const auto value = text.find_first_not_of('\t', end);
+        if (value != std::string_view::npos && (line == std::string_view::npos || value < line))
+            joined += " " + std::string(text.substr(value, line == std::string_view::npos ? line : line - value));
+        return joined;
+    }
+    return std::string(text.substr(0, end));
+}
+
+}  // namespace ftmpi::mpi

@@ -1,0 +1,36 @@
+// How a phase went on one rank, and the one message that is made of all ranks' reports. Pure functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../src/error.hpp"
+
+namespace ftmpi::mpi {
+
+struct Report {
+    Exit code = Exit::ok;
+    std::string what;
+    std::string hint;
+};
+
+/// The exception in flight as a report: ftmpi::Error, out of memory, any other.
+Report report_of_current_exception();
+
+/// Empty for a phase that went well.
+std::string encode(const Report& report);
+Report decode(const std::string& bytes);
+
+/// The message for the screen, of the lowest failing rank; empty when none failed. One report and one host name a rank.
+std::string message_of(std::string_view phase, const std::vector<Report>& reports, const std::vector<std::string>& hosts);
+/// Code of the lowest failing rank.
+Exit code_of(const std::vector<Report>& reports);
+
+/// "rank 1 (node7)" or "ranks 1, 3 (node7, node8)".
+std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::string>& hosts);
+
+/// What differs first between the ranks' texts, with line number and ranks; empty when all are equal.
+std::string first_difference(std::string_view what, const std::vector<std::string>& texts);
+
+}  // namespace ftmpi::mpi

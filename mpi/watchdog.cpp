@@ -1,0 +1,45 @@
+#include "watchdog.hpp"
+
+#include <unistd.h>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+
+namespace ftmpi::mpi {
+
+Watchdog::Watchdog(double seconds, std::string message, int code) {
+    // Signals belong to the main thread; a handler that runs here would not interrupt its sleeps.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this, seconds, message = std::move(message), code] {
+        std::unique_lock lock(mutex_);
+        if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
+        if (!message.empty()) say(message);
+        _exit(code);
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watchdog::~Watchdog() {
+    {
+        const std::lock_guard lock(mutex_);
+        done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+void say(const std::string& text) {
+    const char* from = text.data();
+    std::size_t left = text.size();
+    while (left > 0) {
+        const auto n = ::write(STDERR_FILENO, from, left);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return;
+        from += n;
+        left -= static_cast<std::size_t>(n);
+    }
+}
+
+}  // namespace ftmpi::mpi

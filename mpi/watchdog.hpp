@@ -1,0 +1,28 @@
+// Bounds a call that may never come back (MPI_Init, MPI_Finalize, MPI_Abort): says so and ends the process.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace ftmpi::mpi {
+
+class Watchdog {
+public:
+    /// Unless destroyed before `seconds` are over, prints `message` (when not empty) and leaves with `code` by _exit.
+    Watchdog(double seconds, std::string message, int code);
+    ~Watchdog();
+    Watchdog(const Watchdog&) = delete;
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool done_ = false;
+    std::thread thread_;
+};
+
+/// One write of the whole text to standard error, so that lines of several ranks are not mixed.
+void say(const std::string& text);
+
+}  // namespace ftmpi::mpi
