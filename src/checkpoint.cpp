@@ -61,10 +61,12 @@ public:
             const auto [known, fresh] = numbers.try_emplace(file, static_cast<int>(files_.size()));
             if (fresh) {
                 if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos || file.find('\0') != file.npos)
-                    refuse("maps tensor " + in_quotes(name) + " to " + in_quotes(file) + ", which is not a plain file name in the same directory");
+                    refuse("maps tensor " + in_quotes(name) + " to " + in_quotes(file) +
+                           ", which is not a plain file name in the same directory");
                 files_.emplace_back(file);
             }
-            if (!shard_of_.try_emplace(name, Place{known->second, false}).second) refuse("duplicate tensor name " + in_quotes(name));
+            if (!shard_of_.try_emplace(name, Place{known->second, false}).second)
+                refuse("duplicate tensor name " + in_quotes(name));
         }
         if (files_.empty()) refuse("weight_map is empty");
     }
@@ -78,7 +80,8 @@ public:
         const auto shard = files_[static_cast<std::size_t>(file)];
         if (it == shard_of_.end()) refuse("does not list tensor " + in_quotes(name) + ", which " + shard + " holds");
         if (it->second.file != file)
-            refuse("maps tensor " + in_quotes(name) + " to " + files_[static_cast<std::size_t>(it->second.file)] + ", but " + shard + " holds it");
+            refuse("maps tensor " + in_quotes(name) + " to " + files_[static_cast<std::size_t>(it->second.file)] + ", but " +
+                   shard + " holds it");
         it->second.found = true;
     }
 
@@ -187,8 +190,8 @@ struct Checkpoint::State {
         for (const auto& name : index.files()) add_file(name, &index);
         index.check_all_found();
         if (index.total_size() && *index.total_size() != data_bytes)
-            warnings.push_back(std::string(kIndexName) + " says total_size " + std::to_string(*index.total_size()) + ", the shards hold " +
-                               std::to_string(data_bytes) + " bytes of tensors");
+            warnings.push_back(std::string(kIndexName) + " says total_size " + std::to_string(*index.total_size()) +
+                               ", the shards hold " + std::to_string(data_bytes) + " bytes of tensors");
         warn_of_ignored(index.files(), "not named by " + std::string(kIndexName));
     }
 
@@ -197,8 +200,10 @@ struct Checkpoint::State {
         if (std::filesystem::symlink_status(directory / single).type() == std::filesystem::file_type::not_found) {
             const auto names = safetensors_names();
             const auto what = directory.string() + " has neither " + std::string(kIndexName) + " nor " + single;
-            if (names.empty()) throw Error(Exit::bad_input, what, "is this the folder of a Hugging Face checkpoint in safetensors form?");
-            throw Error(Exit::bad_input, what + "; it holds " + listing(names), "an incomplete download? The index says which files belong together");
+            if (names.empty())
+                throw Error(Exit::bad_input, what, "is this the folder of a Hugging Face checkpoint in safetensors form?");
+            throw Error(Exit::bad_input, what + "; it holds " + listing(names),
+                        "an incomplete download? The index says which files belong together");
         }
         add_file(single, nullptr);
         warn_of_ignored({single}, "only " + single + " is read when there is no index");
@@ -215,14 +220,17 @@ Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
     const auto kind = std::filesystem::status(directory, error).type();
     if (kind == std::filesystem::file_type::not_found) throw Error(Exit::bad_input, directory.string() + " does not exist");
     if (kind != std::filesystem::file_type::directory)
-        throw Error(Exit::bad_input, directory.string() + " is not a directory" + (error ? " that can be read: " + error.message() : ""),
+        throw Error(Exit::bad_input,
+                    directory.string() + " is not a directory" + (error ? " that can be read: " + error.message() : ""),
                     "name the folder of the checkpoint, not a file in it");
     auto state = std::make_unique<State>();
     state->directory = directory;
     const auto index_path = directory / kIndexName;
     // A dangling link counts as present: an index that cannot be read must not turn into "no index".
-    if (std::filesystem::symlink_status(index_path, error).type() != std::filesystem::file_type::not_found) state->open_sharded(index_path);
-    else state->open_single();
+    if (std::filesystem::symlink_status(index_path, error).type() != std::filesystem::file_type::not_found)
+        state->open_sharded(index_path);
+    else
+        state->open_single();
     return Checkpoint(std::move(state));
 }
 

@@ -26,13 +26,13 @@ public:
     ~Checkpoint();
 
     const std::filesystem::path& directory() const;
-    const std::vector<std::filesystem::path>& files() const;          ///< shards in the order of first mention
+    const std::vector<std::filesystem::path>& files() const;                ///< shards in the order of first mention
     const std::map<std::string, TensorView, std::less<>>& tensors() const;  ///< all of them, vision and MTP included
-    const TensorView* find(std::string_view name) const;              ///< null when absent
-    const TensorView& at(std::string_view name) const;                ///< Error(bad_input) naming it when absent
-    std::uint64_t tensor_bytes() const;                               ///< sum over tensors()
-    const std::vector<std::string>& warnings() const;                 ///< ignored files, unknown dtypes of skipped tensors
-    const std::string& index_sha256() const;                          ///< of the index JSON, or of the single file's header
+    const TensorView* find(std::string_view name) const;                    ///< null when absent
+    const TensorView& at(std::string_view name) const;                      ///< Error(bad_input) naming it when absent
+    std::uint64_t tensor_bytes() const;                                     ///< sum over tensors()
+    const std::vector<std::string>& warnings() const;  ///< ignored files, unknown dtypes of skipped tensors
+    const std::string& index_sha256() const;           ///< of the index JSON, or of the single file's header
 
     /// Throws Error(bad_input) when a shard was replaced or truncated since open() (size, inode or mtime changed).
     void check_unchanged() const;

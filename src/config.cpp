@@ -40,8 +40,8 @@ std::string require_known_type(const JsonObject& root) {
 
 /// A value that may stand in two places and must not differ.
 template <class T>
-std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::optional<T> in_a, const JsonObject& b, std::string_view key_b,
-                          std::optional<T> in_b) {
+std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::optional<T> in_a, const JsonObject& b,
+                          std::string_view key_b, std::optional<T> in_b) {
     if (in_a && in_b && *in_a != *in_b) a.refuse(key_a, "and " + b.name_of(key_b) + " contradict each other");
     return in_a ? in_a : in_b;
 }
@@ -50,7 +50,8 @@ std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::stri
     const auto count = text.integer("num_hidden_layers", 1, kMaxLayers);
     std::vector<LayerKind> by_interval, layers;
     if (const auto interval = text.optional_integer("full_attention_interval", 1, kMaxLayers))
-        for (std::int64_t i = 0; i < count; ++i) by_interval.push_back((i + 1) % *interval ? LayerKind::delta_net : LayerKind::attention);
+        for (std::int64_t i = 0; i < count; ++i)
+            by_interval.push_back((i + 1) % *interval ? LayerKind::delta_net : LayerKind::attention);
     if (!text.has("layer_types")) {
         if (by_interval.empty()) text.refuse("layer_types", "is missing, and so is full_attention_interval");
         return by_interval;
@@ -61,14 +62,16 @@ std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::stri
         layers.push_back(type == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
     }
     if (static_cast<std::int64_t>(layers.size()) != count)
-        text.refuse("layer_types", "has " + std::to_string(layers.size()) + " entries for " + std::to_string(count) + " layers");
+        text.refuse("layer_types",
+                    "has " + std::to_string(layers.size()) + " entries for " + std::to_string(count) + " layers");
     if (!by_interval.empty() && by_interval != layers)
         warnings.push_back(text.file() + ": full_attention_interval does not describe layer_types; layer_types is followed");
     return layers;
 }
 
 void read_rope(const JsonObject& text, ModelConfig& config) {
-    const auto rope = text.optional_object("rope_parameters").value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
+    const auto rope =
+        text.optional_object("rope_parameters").value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
     const bool nested = text.has("rope_parameters");
     const auto scaling = text.optional_object("rope_scaling");
     const auto check_type = [](const JsonObject& object) {
@@ -81,7 +84,8 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
     if (nested) check_type(rope);
     if (scaling) check_type(*scaling);
 
-    const auto theta = agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta", in_rope("rope_theta"));
+    const auto theta =
+        agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta", in_rope("rope_theta"));
     if (!theta) text.refuse("rope_parameters.rope_theta", "is missing, and so is " + text.name_of("rope_theta"));
     if (!(*theta > 1 && *theta < 1e15)) text.refuse("rope_theta", "is not between 1 and 1e15");
     config.rope_theta = *theta;
@@ -91,7 +95,8 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
     if (!factor) text.refuse(key, "is missing, and so is " + rope.name_of(key));
     const double dims = *factor * config.head_dim;
     if (!(*factor > 0 && *factor <= 1) || dims != std::floor(dims) || std::fmod(dims, 2) != 0)
-        text.refuse(key, "times head_dim " + std::to_string(config.head_dim) + " is not an even number of channels between 2 and head_dim");
+        text.refuse(key, "times head_dim " + std::to_string(config.head_dim) +
+                             " is not an even number of channels between 2 and head_dim");
     config.rotary_dim = static_cast<int>(dims);
 }
 
@@ -99,17 +104,21 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
 void check_variants(const JsonObject& text) {
     const auto must_be = [&](std::string_view key, bool value) {
         if (const auto flag = text.optional_flag(key); flag && *flag != value)
-            text.refuse(key, std::string("is ") + (value ? "false" : "true") + "; this program computes the model only with " + (value ? "true" : "false"));
+            text.refuse(key, std::string("is ") + (value ? "false" : "true") + "; this program computes the model only with " +
+                                 (value ? "true" : "false"));
     };
     must_be("attn_output_gate", true);
     must_be("attention_bias", false);
     must_be("norm_topk_prob", true);
     must_be("use_sliding_window", false);
-    if (const auto act = text.text("hidden_act"); act != "silu") text.refuse("hidden_act", "is \"" + act + "\"; only silu is computed");
-    if (text.optional_integer("decoder_sparse_step", 0, kMaxLayers).value_or(1) != 1) text.refuse("decoder_sparse_step", "is not 1: dense layers are not computed");
+    if (const auto act = text.text("hidden_act"); act != "silu")
+        text.refuse("hidden_act", "is \"" + act + "\"; only silu is computed");
+    if (text.optional_integer("decoder_sparse_step", 0, kMaxLayers).value_or(1) != 1)
+        text.refuse("decoder_sparse_step", "is not 1: dense layers are not computed");
     if (const auto dense = text.member("mlp_only_layers")) {
         simdjson::dom::array layers;
-        if (dense->get(layers) || layers.size() != 0) text.refuse("mlp_only_layers", "is not empty: dense layers are not computed");
+        if (dense->get(layers) || layers.size() != 0)
+            text.refuse("mlp_only_layers", "is not empty: dense layers are not computed");
     }
 }
 
@@ -136,11 +145,13 @@ void read_geometry(const JsonObject& text, ModelConfig& c) {
     c.eps = static_cast<float>(eps);
 
     const auto divides = [&](std::string_view key, int whole, std::string_view by, int part) {
-        if (whole % part) text.refuse(key, std::to_string(whole) + " is not a multiple of " + text.name_of(by) + " " + std::to_string(part));
+        if (whole % part)
+            text.refuse(key, std::to_string(whole) + " is not a multiple of " + text.name_of(by) + " " + std::to_string(part));
     };
     divides("num_attention_heads", c.query_heads, "num_key_value_heads", c.kv_heads);
     divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
-    if (c.top_k > c.experts) text.refuse("num_experts_per_tok", std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
+    if (c.top_k > c.experts)
+        text.refuse("num_experts_per_tok", std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
 }
 
 bool read_tied(const JsonObject& root, const JsonObject& text) {
@@ -158,11 +169,13 @@ std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t v
     if (!value) return ids;
     const auto add = [&](const simdjson::dom::element& id) {
         std::int64_t n = 0;
-        if (!id.is_int64() || id.get(n) || n < 0 || n >= vocab) object.refuse(key, "holds something that is not an id below vocab_size " + std::to_string(vocab));
+        if (!id.is_int64() || id.get(n) || n < 0 || n >= vocab)
+            object.refuse(key, "holds something that is not an id below vocab_size " + std::to_string(vocab));
         if (std::find(ids.begin(), ids.end(), n) == ids.end()) ids.push_back(static_cast<std::int32_t>(n));
     };
     simdjson::dom::array list;
-    if (value->get(list)) add(*value);
+    if (value->get(list))
+        add(*value);
     else
         for (const simdjson::dom::element id : list) add(id);
     if (ids.empty()) object.refuse(key, "is an empty list");
@@ -177,11 +190,13 @@ void merge(ModelConfig& config, Quantization&& q) {
     for (auto& [module, algorithm] : q.layers) {
         const auto [known, fresh] = config.quantized_layers.emplace(module, algorithm);
         if (!fresh && known->second != algorithm)
-            throw Error(Exit::bad_input, "config.json says " + known->second + " and hf_quant_config.json says " + algorithm + " of module " + module);
+            throw Error(Exit::bad_input, "config.json says " + known->second + " and hf_quant_config.json says " + algorithm +
+                                             " of module " + module);
     }
 }
 
-void read_quantization(const std::filesystem::path& directory, const JsonObject& root, const JsonObject& text, ModelConfig& config) {
+void read_quantization(const std::filesystem::path& directory, const JsonObject& root, const JsonObject& text,
+                       ModelConfig& config) {
     std::optional<JsonObject> found;
     for (const auto* object : {&root, &text}) {
         if (object == &text && config.model_type == kTextType) continue;  // the same object
@@ -203,7 +218,8 @@ void read_quantization(const std::filesystem::path& directory, const JsonObject&
     const JsonFile file(path);
     auto q = read_hf_quant_config(file.root());
     if (!algorithm.empty() && algorithm != q.algorithm)
-        config.warnings.push_back("config.json says " + algorithm + ", hf_quant_config.json says " + q.algorithm + "; the tensors decide");
+        config.warnings.push_back("config.json says " + algorithm + ", hf_quant_config.json says " + q.algorithm +
+                                  "; the tensors decide");
     if (config.quantization.empty()) config.quantization = q.line;
     merge(config, std::move(q));
 }

@@ -24,7 +24,11 @@ struct Published {
 };
 
 const Published published[] = {
-    {RealCheckpoint::nvfp4, 3, 124'468, 23'407'580'856, {{DType::bf16, 714}, {DType::f32, 61'942}, {DType::f8_e4m3, 30'971}, {DType::u8, 30'841}}},
+    {RealCheckpoint::nvfp4,
+     3,
+     124'468,
+     23'407'580'856,
+     {{DType::bf16, 714}, {DType::f32, 61'942}, {DType::f8_e4m3, 30'971}, {DType::u8, 30'841}}},
     {RealCheckpoint::bf16, 26, 1'045, 71'903'645'408, {{DType::bf16, 1'045}}},
     {RealCheckpoint::fp8, 14, 64'196, 37'454'789'472, {}},
 };
@@ -67,7 +71,8 @@ BOOST_AUTO_TEST_CASE(published_configurations_are_read) {
         TemporaryDirectory directory;
         write_file(directory / "config.json", real_config_json(p.kind));
         write_file(directory / "generation_config.json", real_generation_config_json());
-        if (const auto text = real_hf_quant_config_json(p.kind); !text.empty()) write_file(directory / "hf_quant_config.json", text);
+        if (const auto text = real_hf_quant_config_json(p.kind); !text.empty())
+            write_file(directory / "hf_quant_config.json", text);
         const auto config = load_config(directory.path());
         BOOST_TEST(config.layers.size() == 40u);
         BOOST_TEST((config.layers[39] == LayerKind::attention));

@@ -17,14 +17,18 @@ public:
     explicit Inventory(RealCheckpoint kind) : kind_(kind) {
         plain("model.language_model.embed_tokens.weight", {vocabulary, hidden});
         plain("model.language_model.norm.weight", {hidden});
-        if (kind == RealCheckpoint::nvfp4) nvfp4("lm_head", vocabulary, hidden);
-        else plain("lm_head.weight", {vocabulary, hidden});
+        if (kind == RealCheckpoint::nvfp4)
+            nvfp4("lm_head", vocabulary, hidden);
+        else
+            plain("lm_head.weight", {vocabulary, hidden});
         for (std::int64_t l = 0; l < layers; ++l) {
             const auto p = "model.language_model.layers." + std::to_string(l) + ".";
             norms(p);
             experts_of(p + "mlp.", kind);
-            if (is_attention(l)) attention(p + "self_attn.", kind);
-            else delta_net(p + "linear_attn.");
+            if (is_attention(l))
+                attention(p + "self_attn.", kind);
+            else
+                delta_net(p + "linear_attn.");
         }
         mtp();
         vision();
@@ -61,8 +65,10 @@ private:
 
     void mlp(const std::string& p, RealCheckpoint kind) {
         const auto matrix = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
-            if (kind == RealCheckpoint::nvfp4) nvfp4(p + name, rows, cols);
-            else projection(p + name, rows, cols, kind);
+            if (kind == RealCheckpoint::nvfp4)
+                nvfp4(p + name, rows, cols);
+            else
+                projection(p + name, rows, cols, kind);
         };
         matrix("gate_proj", width, hidden);
         matrix("up_proj", width, hidden);
@@ -106,7 +112,8 @@ private:
         // ModelOpt leaves the MTP layer as it was.
         const auto kind = kind_ == RealCheckpoint::nvfp4 ? RealCheckpoint::bf16 : kind_;
         plain("mtp.fc.weight", {hidden, 2 * hidden});
-        for (const char* n : {"norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"}) plain(std::string("mtp.") + n + ".weight", {hidden});
+        for (const char* n : {"norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"})
+            plain(std::string("mtp.") + n + ".weight", {hidden});
         norms("mtp.layers.0.");
         attention("mtp.layers.0.self_attn.", kind);
         experts_of("mtp.layers.0.mlp.", kind);
@@ -144,7 +151,9 @@ private:
 std::string quantized_layers() {
     std::string out;
     const auto fp8 = [&](const std::string& module) { out += json_string(module) + R"(:{"quant_algo":"FP8"},)"; };
-    const auto nvfp4 = [&](const std::string& module) { out += json_string(module) + R"(:{"quant_algo":"W4A16_NVFP4","group_size":16},)"; };
+    const auto nvfp4 = [&](const std::string& module) {
+        out += json_string(module) + R"(:{"quant_algo":"W4A16_NVFP4","group_size":16},)";
+    };
     for (std::int64_t l = 0; l < layers; ++l) {
         const auto p = "model.language_model.layers." + std::to_string(l) + ".";
         if (is_attention(l)) {
@@ -169,16 +178,19 @@ std::string quantization_json(RealCheckpoint kind) {
 "targets":["model.language_model.layers.0.linear_attn.in_proj_qkv"]},
 "group_1":{"input_activations":{"dynamic":false,"num_bits":4,"type":"float","group_size":16},
 "weights":{"dynamic":false,"num_bits":4,"type":"float","group_size":16},"targets":["lm_head"]}},
-"quantized_layers":{)" + quantized_layers() + "}}";
+"quantized_layers":{)" +
+               quantized_layers() + "}}";
     std::string kept = R"("lm_head","model.language_model.embed_tokens","model.visual","mtp.fc")";
     for (std::int64_t l = 0; l < layers; ++l) {
         const auto p = "model.language_model.layers." + std::to_string(l) + ".";
-        kept += "," + json_string(p + "mlp.gate") + "," + json_string(p + "mlp.shared_expert_gate") + "," + json_string(p + "input_layernorm");
+        kept += "," + json_string(p + "mlp.gate") + "," + json_string(p + "mlp.shared_expert_gate") + "," +
+                json_string(p + "input_layernorm");
         if (!is_attention(l))
             for (const char* n : {"conv1d", "in_proj_a", "in_proj_b"}) kept += "," + json_string(p + "linear_attn." + n);
     }
     return R"(,"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic","fmt":"e4m3","weight_block_size":[128,128],
-"modules_to_not_convert":[)" + kept + "]}";
+"modules_to_not_convert":[)" +
+           kept + "]}";
 }
 
 }  // namespace
@@ -198,7 +210,8 @@ std::string real_config_json(RealCheckpoint kind) {
 "tie_word_embeddings":false,"image_token_id":248056,"video_token_id":248057,"vision_start_token_id":248053,"vision_end_token_id":248054,
 "text_config":{"model_type":"qwen3_5_moe_text","dtype":"bfloat16","attention_bias":false,"attention_dropout":0.0,
 "attn_output_gate":true,"bos_token_id":248044,"eos_token_id":248044,"pad_token_id":null,"full_attention_interval":4,"head_dim":256,
-"hidden_act":"silu","hidden_size":2048,"layer_types":[)" + types.substr(1) + R"(],
+"hidden_act":"silu","hidden_size":2048,"layer_types":[)" +
+           types.substr(1) + R"(],
 "linear_conv_kernel_dim":4,"linear_key_head_dim":128,"linear_num_key_heads":16,"linear_num_value_heads":32,
 "linear_value_head_dim":128,"mamba_ssm_dtype":"float32","max_position_embeddings":262144,"moe_intermediate_size":512,
 "mtp_num_hidden_layers":1,"mtp_use_dedicated_embeddings":false,"num_attention_heads":16,"num_experts":256,"num_experts_per_tok":8,
@@ -207,13 +220,15 @@ std::string real_config_json(RealCheckpoint kind) {
 "rope_type":"default"},"shared_expert_intermediate_size":512,"tie_word_embeddings":false,"use_cache":true,"vocab_size":248320},
 "vision_config":{"model_type":"qwen3_5_moe_vision","depth":27,"hidden_size":1152,"intermediate_size":4304,"num_heads":16,
 "hidden_act":"gelu_pytorch_tanh","in_channels":3,"patch_size":16,"temporal_patch_size":2,"spatial_merge_size":2,
-"num_position_embeddings":2304,"out_hidden_size":2048,"deepstack_visual_indexes":[]})" + quantization_json(kind) + "}";
+"num_position_embeddings":2304,"out_hidden_size":2048,"deepstack_visual_indexes":[]})" +
+           quantization_json(kind) + "}";
 }
 
 std::string real_hf_quant_config_json(RealCheckpoint kind) {
     if (kind != RealCheckpoint::nvfp4) return {};
     return R"({"producer":{"name":"modelopt","version":"0.44.0"},"quantization":{"quant_algo":"MIXED_PRECISION",
-"kv_cache_quant_algo":"FP8","quantized_layers":{)" + quantized_layers() + "}}}";
+"kv_cache_quant_algo":"FP8","quantized_layers":{)" +
+           quantized_layers() + "}}}";
 }
 
 std::string real_generation_config_json() {

@@ -88,8 +88,8 @@ struct RawForm {
 };
 
 /// Writes length, `header` as it is, and `data`. Nothing is checked.
-inline void write_raw_safetensors(const std::filesystem::path& path, std::string_view header, std::span<const std::uint8_t> data = {},
-                                  const RawForm& form = {}) {
+inline void write_raw_safetensors(const std::filesystem::path& path, std::string_view header,
+                                  std::span<const std::uint8_t> data = {}, const RawForm& form = {}) {
     std::string text(header);
     while (form.pad && text.size() % 8) text += form.padding;
     const std::uint64_t length = form.header_length.value_or(text.size());
@@ -113,7 +113,8 @@ inline void write_safetensors(const std::filesystem::path& path, const std::vect
 }
 
 /// Writes DIRECTORY/model.safetensors.index.json from pairs (tensor name, shard file name).
-inline void write_index(const std::filesystem::path& directory, const std::vector<std::pair<std::string, std::string>>& weight_map) {
+inline void write_index(const std::filesystem::path& directory,
+                        const std::vector<std::pair<std::string, std::string>>& weight_map) {
     std::string text = "{\"metadata\":{},\"weight_map\":{";
     for (std::size_t i = 0; i < weight_map.size(); ++i)
         text += (i ? ",\n" : "") + json_string(weight_map[i].first) + ":" + json_string(weight_map[i].second);

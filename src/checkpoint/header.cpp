@@ -45,8 +45,10 @@ private:
         const auto text = file_.text();
         const auto begins = [&](std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; };
         if (begins("version https://git-lfs"))
-            refuse("looks like a Git LFS pointer, not weights", "fetch the weights with `git lfs pull`, or download the file again");
-        if (begins("<!DOCTYPE") || begins("<!doctype") || begins("<html")) refuse("is a web page, not weights", "download the file again");
+            refuse("looks like a Git LFS pointer, not weights",
+                   "fetch the weights with `git lfs pull`, or download the file again");
+        if (begins("<!DOCTYPE") || begins("<!doctype") || begins("<html"))
+            refuse("is a web page, not weights", "download the file again");
         if (begins("GGUF")) refuse("is a GGUF file, not safetensors");
         if (begins("PK\x03\x04")) refuse("is a zip or PyTorch file, not safetensors");
     }
@@ -54,13 +56,16 @@ private:
     std::string_view locate() const {
         const auto size = file_.size();
         refuse_foreign();
-        if (size < 8) refuse("has " + std::to_string(size) + " bytes, too few for a safetensors header", "an incomplete download?");
+        if (size < 8)
+            refuse("has " + std::to_string(size) + " bytes, too few for a safetensors header", "an incomplete download?");
         std::uint64_t length = 0;
         for (int i = 7; i >= 0; --i) length = length << 8 | std::to_integer<std::uint64_t>(file_.data()[i]);
         if (length > kHeaderLimit)
-            refuse("declares a header of " + std::to_string(length) + " bytes; at most " + std::to_string(kHeaderLimit) + " are accepted");
+            refuse("declares a header of " + std::to_string(length) + " bytes; at most " + std::to_string(kHeaderLimit) +
+                   " are accepted");
         if (length > size - 8)
-            refuse("file is " + std::to_string(size) + " bytes, its header needs " + std::to_string(length + 8), "an incomplete download?");
+            refuse("file is " + std::to_string(size) + " bytes, its header needs " + std::to_string(length + 8),
+                   "an incomplete download?");
         if (length < 2) refuse("declares a header of " + std::to_string(length) + " bytes, too few for a JSON object");
         const auto text = file_.text().substr(8, static_cast<std::size_t>(length));
         if (text.substr(0, 3) == "\xef\xbb\xbf") refuse("the header begins with a byte order mark instead of '{'");
@@ -74,7 +79,8 @@ private:
         element root;
         if (const auto error = parser.parse(json).get(root)) {
             if (const auto fault = find_syntax_fault(header.text))
-                refuse((fault->trailing ? "trailing bytes after the JSON header at byte " : "the header is not valid JSON at byte ") +
+                refuse((fault->trailing ? "trailing bytes after the JSON header at byte "
+                                        : "the header is not valid JSON at byte ") +
                        std::to_string(fault->offset) + " of it");
             refuse(std::string("the JSON header cannot be read: ") + simdjson::error_message(error));
         }
@@ -84,8 +90,10 @@ private:
         header.entries.reserve(object.size());
         for (const auto& [name, value] : object) {
             if (!names.insert(name).second) refuse("duplicate tensor name " + in_quotes(name));
-            if (name == "__metadata__") check_metadata(value);
-            else header.entries.push_back(parse_entry(name, value));
+            if (name == "__metadata__")
+                check_metadata(value);
+            else
+                header.entries.push_back(parse_entry(name, value));
         }
     }
 
@@ -98,7 +106,8 @@ private:
                 refuse("\"__metadata__\" is a reserved name and cannot be a tensor");
             std::string_view text;
             if (entry.get(text)) refuse("\"__metadata__\" holds a value that is not a string under " + in_quotes(key));
-            const bool swizzled = key.find("swizzle") != key.npos || key.find("interleave") != key.npos || text.find("swizzle") != text.npos;
+            const bool swizzled =
+                key.find("swizzle") != key.npos || key.find("interleave") != key.npos || text.find("swizzle") != text.npos;
             if (swizzled && text != "false" && text != "False" && text != "0" && text != "none")
                 refuse("layout not sliceable: \"__metadata__\" says " + in_quotes(key) + " = " + in_quotes(text),
                        "export the checkpoint with plain row-major scales");
@@ -106,7 +115,8 @@ private:
     }
 
     std::uint64_t unsigned_integer(std::string_view name, const element& value, const char* what) const {
-        if (value.type() == element_type::DOUBLE) refuse_tensor(name, std::string(what) + " has a number that is not an integer literal");
+        if (value.type() == element_type::DOUBLE)
+            refuse_tensor(name, std::string(what) + " has a number that is not an integer literal");
         std::uint64_t n = 0;
         if (value.get(n)) refuse_tensor(name, std::string(what) + " has a value that is not a non-negative integer");
         return n;
@@ -156,18 +166,21 @@ private:
         bool overflow = false;
         for (const element d : array) {
             const auto n = unsigned_integer(entry.name, d, "shape");
-            overflow |= n > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) || __builtin_mul_overflow(bytes, n, &bytes);
+            overflow |= n > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) ||
+                        __builtin_mul_overflow(bytes, n, &bytes);
             entry.shape.push_back(static_cast<std::int64_t>(n));
         }
         overflow |= bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
         if (entry.dtype) overflow |= __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size_of(*entry.dtype)), &bytes);
         if (overflow) refuse_tensor(entry.name, "the size of its shape does not fit 64 bits");
         if (entry.dtype && bytes != entry.end - entry.begin)
-            refuse_tensor(entry.name, "dtype and shape need " + std::to_string(bytes) + " bytes, data_offsets " + range(entry) + " span " +
-                                          std::to_string(entry.end - entry.begin));
+            refuse_tensor(entry.name, "dtype and shape need " + std::to_string(bytes) + " bytes, data_offsets " + range(entry) +
+                                          " span " + std::to_string(entry.end - entry.begin));
     }
 
-    static std::string range(const HeaderEntry& entry) { return "[" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + ")"; }
+    static std::string range(const HeaderEntry& entry) {
+        return "[" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + ")";
+    }
 
     /// Tensors follow one another from the first byte after the header to the last byte of the file.
     void check_coverage(const Header& header) const {
@@ -182,16 +195,17 @@ private:
         for (const auto i : order) {
             const auto& entry = header.entries[i];
             if (entry.begin < covered)
-                refuse_tensor(entry.name, "its bytes " + range(entry) + " overlap those of " + in_quotes(previous->name) + " " + range(*previous));
+                refuse_tensor(entry.name, "its bytes " + range(entry) + " overlap those of " + in_quotes(previous->name) + " " +
+                                              range(*previous));
             if (entry.begin > covered)
-                refuse_tensor(entry.name, std::to_string(entry.begin - covered) + " bytes before its begin " + std::to_string(entry.begin) +
-                                              " belong to no tensor");
+                refuse_tensor(entry.name, std::to_string(entry.begin - covered) + " bytes before its begin " +
+                                              std::to_string(entry.begin) + " belong to no tensor");
             covered = entry.end;
             previous = &entry;
         }
         if (covered > data_bytes_)
-            refuse("file is " + std::to_string(file_.size()) + " bytes, header needs " + std::to_string(header.data_offset + covered) +
-                       " (last tensor " + in_quotes(previous->name) + ")",
+            refuse("file is " + std::to_string(file_.size()) + " bytes, header needs " +
+                       std::to_string(header.data_offset + covered) + " (last tensor " + in_quotes(previous->name) + ")",
                    "an incomplete download?");
         if (covered < data_bytes_)
             refuse(std::to_string(data_bytes_ - covered) + " bytes after the last tensor are not covered by the header");

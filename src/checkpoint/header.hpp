@@ -17,14 +17,14 @@ inline constexpr std::uint64_t kHeaderLimit = 100'000'000;
 
 struct HeaderEntry {
     std::string name;
-    std::optional<DType> dtype;   ///< empty for a name this program does not know
-    std::string dtype_name;       ///< only for an unknown one
+    std::optional<DType> dtype;  ///< empty for a name this program does not know
+    std::string dtype_name;      ///< only for an unknown one
     std::vector<std::int64_t> shape;
     std::uint64_t begin = 0, end = 0;  ///< from the first byte after the header
 };
 
 struct Header {
-    std::string_view text;        ///< the JSON with its padding, inside the mapping
+    std::string_view text;  ///< the JSON with its padding, inside the mapping
     std::uint64_t data_offset = 0;
     std::vector<HeaderEntry> entries;  ///< in the order of the text; they cover the rest of the file exactly
 };

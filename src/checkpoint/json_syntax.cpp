@@ -15,7 +15,8 @@ public:
         while (true) {
             skip_space();
             const char c = peek();
-            const bool closes_empty = (expect == Expect::value_or_close && c == ']') || (expect == Expect::key_or_close && c == '}');
+            const bool closes_empty =
+                (expect == Expect::value_or_close && c == ']') || (expect == Expect::key_or_close && c == '}');
             if (closes_empty || (expect == Expect::separator && !open.empty() && c == (open.back() == '{' ? '}' : ']'))) {
                 ++at_;
                 open.pop_back();
@@ -78,8 +79,10 @@ private:
         for (const std::string_view word : {"true", "false", "null"})
             if (text_.substr(at_, word.size()) == word) return at_ += word.size(), true;
         if (peek() == '-') ++at_;
-        if (peek() == '0') ++at_;
-        else if (!digits()) return false;
+        if (peek() == '0')
+            ++at_;
+        else if (!digits())
+            return false;
         if (peek() == '.' && (++at_, !digits())) return false;
         if (peek() == 'e' || peek() == 'E') {
             ++at_;
@@ -103,8 +106,10 @@ std::string in_quotes(std::string_view text) {
     std::string out = "\"";
     for (const char c : text.substr(0, limit)) {
         const auto byte = static_cast<unsigned char>(c);
-        if (byte >= 0x20 && byte != 0x7f) out += c;
-        else out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
+        if (byte >= 0x20 && byte != 0x7f)
+            out += c;
+        else
+            out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
     }
     return out + (text.size() > limit ? "...\"" : "\"");
 }

@@ -9,8 +9,8 @@
 namespace ftmpi {
 
 struct SyntaxFault {
-    std::size_t offset = 0;   ///< of the first byte that no JSON text could have there
-    bool trailing = false;    ///< the bytes before it are a complete JSON value
+    std::size_t offset = 0;  ///< of the first byte that no JSON text could have there
+    bool trailing = false;   ///< the bytes before it are a complete JSON value
 };
 
 /// The first fault of grammar, or nothing. Iterative, so the depth of nesting costs no stack. Does not check UTF-8,

@@ -36,8 +36,8 @@ const char* kind_of(mode_t mode) {
 }
 
 FileStamp stamp_from(const struct stat& s) {
-    return {static_cast<std::uint64_t>(s.st_size), static_cast<std::uint64_t>(s.st_ino), static_cast<std::int64_t>(s.st_mtim.tv_sec),
-            static_cast<std::int64_t>(s.st_mtim.tv_nsec)};
+    return {static_cast<std::uint64_t>(s.st_size), static_cast<std::uint64_t>(s.st_ino),
+            static_cast<std::int64_t>(s.st_mtim.tv_sec), static_cast<std::int64_t>(s.st_mtim.tv_nsec)};
 }
 
 }  // namespace
@@ -70,7 +70,8 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
     if (stamp_.size == 0) return;
     void* memory = ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file.descriptor(), 0);
     if (memory == MAP_FAILED)
-        throw Error(Exit::failure, path_.string() + " cannot be mapped (" + std::to_string(stamp_.size) + " bytes): " + std::strerror(errno),
+        throw Error(Exit::failure,
+                    path_.string() + " cannot be mapped (" + std::to_string(stamp_.size) + " bytes): " + std::strerror(errno),
                     "is the address space limited (ulimit -v)?");
     data_ = static_cast<const std::byte*>(memory);
 }
@@ -86,8 +87,8 @@ std::string read_small_file(const std::filesystem::path& path, std::size_t limit
     const OpenFile file(path);
     const auto size = file.stamp().size;
     if (size > limit)
-        throw Error(Exit::bad_input,
-                    path.string() + " has " + std::to_string(size) + " bytes, more than the " + std::to_string(limit) + " allowed for it");
+        throw Error(Exit::bad_input, path.string() + " has " + std::to_string(size) + " bytes, more than the " +
+                                         std::to_string(limit) + " allowed for it");
     std::string text(static_cast<std::size_t>(size), '\0');
     std::size_t done = 0;
     while (done < text.size()) {

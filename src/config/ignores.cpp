@@ -70,7 +70,8 @@ private:
     bool matches_glob(const std::string& pattern) const {
         const auto literal = pattern.substr(0, pattern.find('*'));
         const auto module = pattern + ".*";
-        for (auto it = std::lower_bound(sorted_.begin(), sorted_.end(), literal); it != sorted_.end() && starts_with(*it, literal); ++it)
+        for (auto it = std::lower_bound(sorted_.begin(), sorted_.end(), literal);
+             it != sorted_.end() && starts_with(*it, literal); ++it)
             if (glob_matches(pattern, *it) || glob_matches(module, *it)) return true;
         return false;
     }
@@ -80,7 +81,8 @@ private:
         try {
             const std::regex regex(expression, std::regex::ECMAScript | std::regex::optimize);
             const auto begins = [&](const std::string& name, std::size_t length) {
-                return std::regex_search(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(length), regex, std::regex_constants::match_continuous);
+                return std::regex_search(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(length), regex,
+                                         std::regex_constants::match_continuous);
             };
             const auto matches = [&](const std::string& name) {  // the tensor, or the module it belongs to
                 const auto module = std::min(name.rfind('.'), name.size());

@@ -31,15 +31,20 @@ std::string read_whole(const std::filesystem::path& path) {
     }
     struct stat s {};
     std::string text, problem;
-    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode)) problem = "is not a regular file";
-    else if (s.st_size > kLimit) problem = "has " + std::to_string(s.st_size) + " bytes, too many for a configuration";
-    else text.resize(static_cast<std::size_t>(s.st_size));
+    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode))
+        problem = "is not a regular file";
+    else if (s.st_size > kLimit)
+        problem = "has " + std::to_string(s.st_size) + " bytes, too many for a configuration";
+    else
+        text.resize(static_cast<std::size_t>(s.st_size));
     std::size_t done = 0;
     while (problem.empty() && done < text.size()) {
         const auto got = ::read(descriptor, text.data() + done, text.size() - done);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno) : "became shorter while it was read";
-        else done += static_cast<std::size_t>(got);
+        if (got <= 0)
+            problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno) : "became shorter while it was read";
+        else
+            done += static_cast<std::size_t>(got);
     }
     ::close(descriptor);
     if (!problem.empty()) refuse_file(path, problem);
