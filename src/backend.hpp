@@ -94,6 +94,22 @@ struct Routes {
     int top_k = 0;
 };
 
+/// The largest step a backend will be given and the sizes of this rank's part of the model. A backend sizes its working memory
+/// from it once, before decoding. Every number is an upper bound; what does not occur in the model is 0.
+struct StepLimits {
+    std::int64_t rows = 0;          ///< of one step
+    std::int64_t slots = 0;         ///< sequences held at once
+    std::int64_t context = 0;       ///< positions a slot holds
+    std::int64_t max_cols = 0;      ///< of any matrix given to project()
+    std::int64_t hidden = 0, vocab = 0;
+    int experts = 0, top_k = 0;
+    std::int64_t expert_width = 0, shared_width = 0;             ///< whole intermediate widths
+    std::int64_t own_expert_width = 0, own_shared_width = 0;     ///< this rank's part of them
+    std::int64_t own_down = 0;                                   ///< this rank's rows of the down projection
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;  ///< delta net, this rank's heads
+    int query_heads = 0, kv_heads = 0, head_dim = 0;                 ///< attention, this rank's heads
+};
+
 /// Facts of the device for the plan, the screen and the result file.
 struct DeviceInfo {
     std::string backend;      ///< "cpu" or "cuda"
@@ -120,6 +136,12 @@ public:
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
     virtual void synchronize() = 0;
     virtual Stream stream() const = 0;
+
+    /// Device memory that reserve() takes for these limits; the plan counts it as workspace.
+    virtual std::size_t scratch_bytes(const StepLimits&) const { return 0; }
+    /// Takes the working memory for steps within these limits. Without it a backend takes memory when a step needs it;
+    /// after it no step allocates, and a step beyond the limits is an Error(Exit::failure) with the numbers.
+    virtual void reserve(const StepLimits&) {}
 
     // --- weights ------------------------------------------------------------------------------------------
     /// Copies rows out of the mapped file into the backend's layout. Refuses (Exit::bad_input, naming the
