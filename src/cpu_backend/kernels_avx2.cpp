@@ -13,13 +13,14 @@ namespace {
 
 constexpr int kChains = 4;  ///< independent fma chains that fill the units within the registers
 
-// clang-format off (the order of their needs)
-#include "kernels_dot.hpp"
-#include "kernels_mixers.hpp"
-#include "kernels_steps.hpp"
-#include "kernels_table.hpp"
+// In the order of their needs.
+// clang-format off
 #include "simd_avx2.hpp"
 #include "simd_math.hpp"
+#include "kernels_dot.hpp"
+#include "kernels_steps.hpp"
+#include "kernels_mixers.hpp"
+#include "kernels_table.hpp"
 // clang-format on
 
 }  // namespace

@@ -12,12 +12,13 @@ namespace {
 
 constexpr int kChains = 4;  ///< independent fma chains that fill the units within the registers
 
-// clang-format off (the order of their needs)
-#include "kernels_dot.hpp"
-#include "kernels_mixers.hpp"
-#include "kernels_steps.hpp"
-#include "kernels_table.hpp"
+// In the order of their needs.
+// clang-format off
 #include "simd_plain.hpp"
+#include "kernels_dot.hpp"
+#include "kernels_steps.hpp"
+#include "kernels_mixers.hpp"
+#include "kernels_table.hpp"
 // clang-format on
 
 }  // namespace
