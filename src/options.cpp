@@ -114,7 +114,7 @@ bool holds(const std::vector<Given>& given, const std::string& name) {
 }
 
 /// The command line's values, and those of the job file whose option (and its rival) the command line leaves open.
-std::vector<Given> merge(std::vector<Given> line, const JobFile& job) {
+std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     static const std::vector<std::pair<std::string, std::string>> excludes = {
         {"shares", "policy"}, {"overwrite", "resume"}, {"prompt", "prompts"}};
     auto all = line;

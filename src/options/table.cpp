@@ -212,7 +212,7 @@ std::vector<OptionRow> build_table() {
     add("save-logits", "", in_run, "store the logits of every step", on_off(&Options::save_logits));
     add("hash", "on|off", in_generation, "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
     add("json", "", in_all, "print one JSON object to stdout in place of text", on_off(&Options::json));
-    add("timeout", "SECONDS", in_all, "longest wait for the other ranks, a phase or a collective",
+    add("timeout", "SECONDS", in_generation, "longest wait for the other ranks, a phase or a collective",
         number(&Options::timeout, 0, 1e6, true));
     // clang-format on
     return rows;

@@ -140,6 +140,9 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
     // O_NONBLOCK: opening a FIFO must not wait for a writer before fstat can refuse it.
     struct Descriptor {
         int value;
+        explicit Descriptor(int opened) : value(opened) {}
+        Descriptor(const Descriptor&) = delete;
+        Descriptor& operator=(const Descriptor&) = delete;
         ~Descriptor() {
             if (value >= 0) ::close(value);
         }
