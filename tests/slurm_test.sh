@@ -33,7 +33,7 @@ trap cleanup EXIT
 trap 'exit 1' INT TERM HUP
 fail() {
     echo "FAILED: $1"
-    for log in "$dir"/work/*.out "$dir"/slurmctld.log "$dir"/slurmd.log "$dir"/munged.log; do
+    for log in "$dir"/submit/*.out "$dir"/slurmctld.log "$dir"/slurmd.log "$dir"/munged.log; do
         [ -s "$log" ] && echo "--- $(basename "$log")" && tail -n 25 "$log"
     done
     exit 1
@@ -53,7 +53,7 @@ while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || (exec 3<>"/dev/tcp/127
     port=$((20000 + RANDOM % 20000))
 done
 node=$(hostname -s)
-mkdir "$dir/state" "$dir/spool" "$dir/work"
+mkdir "$dir/state" "$dir/spool" "$dir/submit"
 cat >"$dir/slurm.conf" <<CONF
 ClusterName=ftmpi
 SlurmctldHost=$node(127.0.0.1)
@@ -98,11 +98,11 @@ echo "slurm $(sbatch --version | cut -d' ' -f2) is up after $SECONDS s; MPI plug
 
 # The scripts expect to be submitted from the top of a checkout; here that is a folder with links, so that nothing is
 # written into the real one.
-cd "$dir/work" || exit 1
+cd "$dir/submit" || exit 1
 ln -s "$source/slurm" "$source/jobs" .
 export FTMPI=$build/ftmpi OMP_NUM_THREADS=1
 
-submit() { sbatch --parsable --output="$dir/work/%x-%j.out" "$@" || fail "sbatch $*"; }
+submit() { sbatch --parsable --output="$dir/submit/%x-%j.out" "$@" || fail "sbatch $*"; }
 job_field() { scontrol --oneliner show job "$1" | head -n 1 | grep -o "\b$2=[^ ]*" | head -n 1 | cut -d= -f2; }
 ended() { case $(job_field "$1" JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) return 0 ;; esac; return 1; }
 expect() {  # expect JOB EXIT_CODE NAME

@@ -224,12 +224,17 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
     return faults;
 }
 
+/// Files that are one idea and say so: the arithmetic, whole and in one header, because host and device must share every line.
+const std::map<std::string, std::size_t> longer = {{"src/numerics.hpp", 600}};
+
 std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
     std::vector<std::string> faults;
     for (const auto& file : files_of(root, {"src", "mpi", "cuda"})) {
         const auto content = read(file);
         const auto lines = static_cast<std::size_t>(std::count(content.begin(), content.end(), '\n'));
-        if (lines > most) faults.push_back(fs::relative(file, root).string() + ": " + std::to_string(lines) + " lines");
+        const auto name = fs::relative(file, root).string();
+        if (lines > (longer.count(name) ? longer.at(name) : most))
+            faults.push_back(name + ": " + std::to_string(lines) + " lines");
     }
     return faults;
 }
