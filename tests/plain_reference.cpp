@@ -29,10 +29,10 @@ double dot(const double* a, const double* b, std::int64_t n) {
 }
 
 /// y = x W^T for stored [out, in] weights.
-Matrix apply(const Matrix& w, const Matrix& x) {
+PlainMatrix apply(const PlainMatrix& w, const PlainMatrix& x) {
     if (w.cols != x.cols)
         throw std::runtime_error("matrix of " + std::to_string(w.cols) + " columns on a vector of " + std::to_string(x.cols));
-    Matrix y(x.rows, w.rows);
+    PlainMatrix y(x.rows, w.rows);
     for (std::int64_t r = 0; r < w.rows; ++r)
         for (std::int64_t t = 0; t < x.rows; ++t) y[t][r] = dot(w[r], x[t], w.cols);
     return y;
@@ -44,8 +44,8 @@ void scale_to_unit(double* x, int n, double eps, double factor) {
 }
 
 /// Rows [begin, begin + rows).
-Matrix rows_of(const Matrix& m, std::int64_t begin, std::int64_t rows) {
-    Matrix part(rows, m.cols);
+PlainMatrix rows_of(const PlainMatrix& m, std::int64_t begin, std::int64_t rows) {
+    PlainMatrix part(rows, m.cols);
     std::copy_n(m[begin], rows * m.cols, part[0]);
     return part;
 }
@@ -137,8 +137,8 @@ PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, 
 }
 
 /// x / rms(x) * (1 + weight): weights are stored zero-centred.
-Matrix PlainReference::rms_norm(const Matrix& x, const std::vector<double>& weight) const {
-    Matrix y(x.rows, x.cols);
+PlainMatrix PlainReference::rms_norm(const PlainMatrix& x, const std::vector<double>& weight) const {
+    PlainMatrix y(x.rows, x.cols);
     for (std::int64_t t = 0; t < x.rows; ++t) {
         const double s = 1.0 / std::sqrt(dot(x[t], x[t], x.cols) / static_cast<double>(x.cols) + eps_);
         for (std::int64_t i = 0; i < x.cols; ++i) y[t][i] = x[t][i] * s * (1.0 + weight[static_cast<std::size_t>(i)]);
@@ -146,19 +146,19 @@ Matrix PlainReference::rms_norm(const Matrix& x, const std::vector<double>& weig
     return y;
 }
 
-Matrix PlainReference::attention(const Layer& l, const Matrix& x, PlainTrace::Layer& out) const {
+PlainMatrix PlainReference::attention(const Layer& l, const PlainMatrix& x, PlainTrace::Layer& out) const {
     const std::int64_t n = x.rows, d = head_dim_;
-    const Matrix qg = apply(l.q, x);
-    Matrix query(n, heads_ * d), mixed(n, heads_ * d);
+    const PlainMatrix qg = apply(l.q, x);
+    PlainMatrix query(n, heads_ * d), mixed(n, heads_ * d);
     out.keys = apply(l.k, x);
     out.values = apply(l.v, x);
     for (std::int64_t t = 0; t < n; ++t)
         for (int h = 0; h < heads_; ++h) std::copy_n(qg[t] + 2 * d * h, d, query[t] + d * h);
 
-    const auto norm_and_rotate = [&](Matrix& m, int heads, const std::vector<double>& weight) {
+    const auto norm_and_rotate = [&](PlainMatrix& m, int heads, const std::vector<double>& weight) {
         for (std::int64_t t = 0; t < n; ++t)
             for (int h = 0; h < heads; ++h) {
-                Matrix head(1, d);
+                PlainMatrix head(1, d);
                 std::copy_n(m[t] + d * h, d, head[0]);
                 head = rms_norm(head, weight);
                 const int half = rotary_ / 2;
@@ -197,12 +197,12 @@ Matrix PlainReference::attention(const Layer& l, const Matrix& x, PlainTrace::La
     return apply(l.out, mixed);
 }
 
-Matrix PlainReference::delta_net(const Layer& l, const Matrix& x, PlainTrace::Layer& out) const {
+PlainMatrix PlainReference::delta_net(const Layer& l, const PlainMatrix& x, PlainTrace::Layer& out) const {
     const std::int64_t n = x.rows;
     const int dk = key_dim_, dv = value_dim_, keys = key_heads_ * dk, channels = 2 * keys + value_heads_ * dv;
-    const Matrix z = apply(l.z, x), b = apply(l.b, x), a = apply(l.a, x);
+    const PlainMatrix z = apply(l.z, x), b = apply(l.b, x), a = apply(l.a, x);
     out.conv_inputs = apply(l.qkv, x);
-    Matrix u(n, channels);
+    PlainMatrix u(n, channels);
     for (std::int64_t t = 0; t < n; ++t)
         for (int c = 0; c < channels; ++c) {
             double s = 0;
@@ -216,8 +216,8 @@ Matrix PlainReference::delta_net(const Layer& l, const Matrix& x, PlainTrace::La
             scale_to_unit(u[t] + keys + h * dk, dk, 1e-6, 1.0);
         }
 
-    out.recurrent = Matrix(std::int64_t{value_heads_} * dk, dv);
-    Matrix mixed(n, std::int64_t{value_heads_} * dv);
+    out.recurrent = PlainMatrix(std::int64_t{value_heads_} * dk, dv);
+    PlainMatrix mixed(n, std::int64_t{value_heads_} * dv);
     std::vector<double> error(static_cast<std::size_t>(dv));
     for (std::int64_t t = 0; t < n; ++t)
         for (int h = 0; h < value_heads_; ++h) {
@@ -245,17 +245,17 @@ Matrix PlainReference::delta_net(const Layer& l, const Matrix& x, PlainTrace::La
     return apply(l.out, mixed);
 }
 
-Matrix PlainReference::mixture(const Layer& l, const Matrix& x, PlainTrace::Layer& out) const {
-    const auto run = [](const Expert& e, const Matrix& in) {
-        Matrix act = apply(e.gate, in);
-        const Matrix up = apply(e.up, in);
+PlainMatrix PlainReference::mixture(const Layer& l, const PlainMatrix& x, PlainTrace::Layer& out) const {
+    const auto run = [](const Expert& e, const PlainMatrix& in) {
+        PlainMatrix act = apply(e.gate, in);
+        const PlainMatrix up = apply(e.up, in);
         for (std::size_t i = 0; i < act.v.size(); ++i) act.v[i] = silu(act.v[i]) * up.v[i];
         return apply(e.down, act);
     };
-    Matrix y = run(l.shared, x);
-    const Matrix gate = apply(l.shared_gate, x);
+    PlainMatrix y = run(l.shared, x);
+    const PlainMatrix gate = apply(l.shared_gate, x);
     out.router_logits = apply(l.router, x);
-    out.router_weights = Matrix(x.rows, top_k_);
+    out.router_weights = PlainMatrix(x.rows, top_k_);
     out.router_experts.resize(static_cast<std::size_t>(x.rows));
     for (std::int64_t t = 0; t < x.rows; ++t) {
         const double* logits = out.router_logits[t];
@@ -269,11 +269,11 @@ Matrix PlainReference::mixture(const Layer& l, const Matrix& x, PlainTrace::Laye
         double sum = 0;
         for (int i = 0; i < top_k_; ++i)
             sum += out.router_weights[t][i] = std::exp(logits[order[static_cast<std::size_t>(i)]] - logits[order[0]]);
-        Matrix one(1, x.cols);
+        PlainMatrix one(1, x.cols);
         std::copy_n(x[t], x.cols, one[0]);
         for (int i = 0; i < top_k_; ++i) {
             out.router_weights[t][i] /= sum;
-            const Matrix e = run(l.experts[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])], one);
+            const PlainMatrix e = run(l.experts[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])], one);
             for (std::int64_t c = 0; c < x.cols; ++c) y[t][c] += out.router_weights[t][i] * e[0][c];
         }
     }
@@ -282,12 +282,12 @@ Matrix PlainReference::mixture(const Layer& l, const Matrix& x, PlainTrace::Laye
 
 PlainTrace PlainReference::trace(const std::vector<int>& ids) const {
     PlainTrace trace;
-    Matrix h(static_cast<std::int64_t>(ids.size()), hidden_);
+    PlainMatrix h(static_cast<std::int64_t>(ids.size()), hidden_);
     for (std::int64_t t = 0; t < h.rows; ++t) std::copy_n(embedding_[ids[static_cast<std::size_t>(t)]], hidden_, h[t]);
     trace.embedding = h;
     for (const auto& l : layers_) {
         auto& out = trace.layers.emplace_back();
-        const Matrix x = rms_norm(h, l.norm1);
+        const PlainMatrix x = rms_norm(h, l.norm1);
         out.mixer = l.attention ? attention(l, x, out) : delta_net(l, x, out);
         for (std::size_t i = 0; i < h.v.size(); ++i) h.v[i] += out.mixer.v[i];
         out.moe = mixture(l, rms_norm(h, l.norm2), out);

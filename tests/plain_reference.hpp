@@ -12,17 +12,17 @@ namespace ftmpi::testing {
 /// Everything one pass gives; matrices have one row a position.
 struct PlainTrace {
     struct Layer {
-        Matrix mixer, moe;                             ///< block outputs before they are added to the residual
-        Matrix hidden;                                 ///< residual stream after the layer
-        Matrix router_logits, router_weights;          ///< [position][expert], [position][k]
+        PlainMatrix mixer, moe;                        ///< block outputs before they are added to the residual
+        PlainMatrix hidden;                            ///< residual stream after the layer
+        PlainMatrix router_logits, router_weights;     ///< [position][expert], [position][k]
         std::vector<std::vector<int>> router_experts;  ///< [position][k], by falling probability, ties to the lower id
-        Matrix keys, values;                           ///< attention: [position][kv head * head dim], keys after norm and RoPE
-        Matrix recurrent;    ///< delta net, after the last position: [value head * key dim][value dim]
-        Matrix conv_inputs;  ///< delta net: [position][channel], before the convolution
+        PlainMatrix keys, values;                      ///< attention: [position][kv head * head dim], keys after norm and RoPE
+        PlainMatrix recurrent;    ///< delta net, after the last position: [value head * key dim][value dim]
+        PlainMatrix conv_inputs;  ///< delta net: [position][channel], before the convolution
     };
-    Matrix embedding;
+    PlainMatrix embedding;
     std::vector<Layer> layers;
-    Matrix final_norm;
+    PlainMatrix final_norm;
 };
 
 class PlainReference {
@@ -41,26 +41,26 @@ public:
 
 private:
     struct Expert {
-        Matrix gate, up, down;
+        PlainMatrix gate, up, down;
     };
     struct Layer {
         bool attention = false;
         std::vector<double> norm1, norm2;
-        Matrix q, k, v, out;
+        PlainMatrix q, k, v, out;
         std::vector<double> q_norm, k_norm;
-        Matrix qkv, z, b, a, conv;
+        PlainMatrix qkv, z, b, a, conv;
         std::vector<double> a_log, dt_bias, gated_norm;
-        Matrix router, shared_gate;
+        PlainMatrix router, shared_gate;
         std::vector<Expert> experts;
         Expert shared;
     };
 
     void read_config(const std::filesystem::path& directory);
     Layer read_layer(const PlainSafetensors& files, const std::string& prefix, bool attention) const;
-    Matrix rms_norm(const Matrix& x, const std::vector<double>& weight) const;
-    Matrix attention(const Layer& layer, const Matrix& x, PlainTrace::Layer& out) const;
-    Matrix delta_net(const Layer& layer, const Matrix& x, PlainTrace::Layer& out) const;
-    Matrix mixture(const Layer& layer, const Matrix& x, PlainTrace::Layer& out) const;
+    PlainMatrix rms_norm(const PlainMatrix& x, const std::vector<double>& weight) const;
+    PlainMatrix attention(const Layer& layer, const PlainMatrix& x, PlainTrace::Layer& out) const;
+    PlainMatrix delta_net(const Layer& layer, const PlainMatrix& x, PlainTrace::Layer& out) const;
+    PlainMatrix mixture(const Layer& layer, const PlainMatrix& x, PlainTrace::Layer& out) const;
 
     std::vector<bool> attention_layers_;
     std::int64_t hidden_ = 0;
@@ -68,7 +68,7 @@ private:
         taps_ = 0, experts_ = 0, top_k_ = 0;
     double theta_ = 0, eps_ = 0;
     bool tied_ = false;
-    Matrix embedding_, head_;
+    PlainMatrix embedding_, head_;
     std::vector<double> norm_;
     std::vector<Layer> layers_;
 };

@@ -28,9 +28,9 @@ double from_fields(std::uint64_t bits, int exponent_bits, int fraction_bits) {
 }
 
 /// 4-bit codes, element 2b in the low nibble of byte b, with one scale per `group` columns.
-Matrix four_bit(const PlainTensor& codes, const PlainTensor& scales, bool e8m0, double global) {
+PlainMatrix four_bit(const PlainTensor& codes, const PlainTensor& scales, bool e8m0, double global) {
     const int group = e8m0 ? 32 : 16;
-    Matrix m(codes.shape.at(0), codes.shape.at(1) * 2);
+    PlainMatrix m(codes.shape.at(0), codes.shape.at(1) * 2);
     const std::int64_t groups = scales.shape.at(1);
     if (groups != (m.cols + group - 1) / group) throw std::runtime_error("unexpected number of scale groups");
     for (std::int64_t r = 0; r < m.rows; ++r)
@@ -43,8 +43,8 @@ Matrix four_bit(const PlainTensor& codes, const PlainTensor& scales, bool e8m0, 
 }
 
 /// FP8 codes of rows x cols with one scale, one a row or one a 128x128 block.
-Matrix eight_bit(const unsigned char* codes, std::int64_t rows, std::int64_t cols, const double* scales, std::int64_t n) {
-    Matrix m(rows, cols);
+PlainMatrix eight_bit(const unsigned char* codes, std::int64_t rows, std::int64_t cols, const double* scales, std::int64_t n) {
+    PlainMatrix m(rows, cols);
     const std::int64_t across = (cols + 127) / 128, down = (rows + 127) / 128;
     if (n != 1 && n != down * across && n != rows) throw std::runtime_error("unexpected number of FP8 scales");
     double value[256];
@@ -92,7 +92,7 @@ std::vector<double> plain_values(const PlainTensor& t) {
     return v;
 }
 
-Matrix plain_matrix(const PlainSafetensors& files, const std::string& module) {
+PlainMatrix plain_matrix(const PlainSafetensors& files, const std::string& module) {
     if (const auto* packed = files.find(module + ".weight_packed")) {
         const auto* global = files.find(module + ".weight_global_scale");
         return four_bit(*packed, files.at(module + ".weight_scale"), !global, global ? 1.0 / plain_values(*global).at(0) : 1.0);
@@ -108,17 +108,17 @@ Matrix plain_matrix(const PlainSafetensors& files, const std::string& module) {
         return eight_bit(weight.data, weight.shape.at(0), weight.shape.at(1), scales.data(),
                          static_cast<std::int64_t>(scales.size()));
     }
-    Matrix m;
+    PlainMatrix m;
     m.v = plain_values(weight);
     m.rows = weight.shape.at(0);
     m.cols = static_cast<std::int64_t>(m.v.size()) / m.rows;
     return m;
 }
 
-std::vector<Matrix> plain_stack(const PlainSafetensors& files, const std::string& name) {
+std::vector<PlainMatrix> plain_stack(const PlainSafetensors& files, const std::string& name) {
     const auto& t = files.at(name);
     const std::int64_t count = t.shape.at(0), rows = t.shape.at(1), cols = t.shape.at(2);
-    std::vector<Matrix> stack;
+    std::vector<PlainMatrix> stack;
     if (t.dtype == "F8_E4M3") {
         const auto* inverse = files.find(name + "_scale_inv");
         const auto scales = plain_values(inverse ? *inverse : files.at(name + "_scale"));

@@ -10,12 +10,12 @@
 namespace ftmpi::testing {
 
 /// Row-major.
-struct Matrix {
+struct PlainMatrix {
     std::int64_t rows = 0, cols = 0;
     std::vector<double> v;
 
-    Matrix() = default;
-    Matrix(std::int64_t r, std::int64_t c) : rows(r), cols(c), v(static_cast<std::size_t>(r * c)) {}
+    PlainMatrix() = default;
+    PlainMatrix(std::int64_t r, std::int64_t c) : rows(r), cols(c), v(static_cast<std::size_t>(r * c)) {}
     double* operator[](std::int64_t r) { return v.data() + r * cols; }
     const double* operator[](std::int64_t r) const { return v.data() + r * cols; }
 };
@@ -30,10 +30,10 @@ std::vector<double> plain_values(const PlainTensor& tensor);
 /// The matrix of MODULE (a name without ".weight"), decoded by what keys exist beside it:
 /// weight_packed + weight_global_scale (divide) | weight + weight_scale_2 (multiply) | 4-bit codes with U8 or F8_E8M0 scales |
 /// F8_E4M3 with weight_scale_inv or weight_scale of one, `rows` or 128x128-block elements | plain numbers.
-Matrix plain_matrix(const PlainSafetensors& files, const std::string& module);
+PlainMatrix plain_matrix(const PlainSafetensors& files, const std::string& module);
 
 /// The matrices of a fused expert tensor NAME [count, rows, cols], BF16 or FP8 with NAME_scale_inv or NAME_scale of one element
 /// a matrix, one a row, or one a 128x128 block.
-std::vector<Matrix> plain_stack(const PlainSafetensors& files, const std::string& name);
+std::vector<PlainMatrix> plain_stack(const PlainSafetensors& files, const std::string& name);
 
 }  // namespace ftmpi::testing

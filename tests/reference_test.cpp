@@ -41,7 +41,7 @@ double largest_difference(const std::vector<std::vector<double>>& a, const std::
 }
 
 /// Largest difference over the largest magnitude: the residual stream reaches 635, where one fp32 rounding is 6e-5.
-double relative_difference(const Matrix& a, const std::vector<float>& b) {
+double relative_difference(const PlainMatrix& a, const std::vector<float>& b) {
     BOOST_REQUIRE_EQUAL(a.v.size(), b.size());
     double d = 0, size = 0;
     for (std::size_t i = 0; i < b.size(); ++i) {
@@ -260,7 +260,7 @@ BOOST_AUTO_TEST_CASE(every_format_stays_near_the_weights_it_stores) {
     spec.layout = Layout::bf16_per_expert;
     write_tiny_model(dir / "bf16", spec);
     const std::string module = "model.language_model.layers.0.mlp.experts.1.down_proj";
-    const Matrix exact = plain_matrix(PlainSafetensors(dir / "bf16"), module);
+    const PlainMatrix exact = plain_matrix(PlainSafetensors(dir / "bf16"), module);
     // Root mean square error over root mean square weight: half a step of 3, 1 fraction bits, spread evenly, and the scales'
     // own.
     const std::pair<Storage, std::pair<double, double>> bounds[] = {
@@ -270,7 +270,7 @@ BOOST_AUTO_TEST_CASE(every_format_stays_near_the_weights_it_stores) {
         spec.expert_storage = storage;
         const auto at = dir / std::to_string(static_cast<int>(storage));
         write_tiny_model(at, spec);
-        const Matrix q = plain_matrix(PlainSafetensors(at), module);
+        const PlainMatrix q = plain_matrix(PlainSafetensors(at), module);
         double error = 0, size = 0;
         for (std::size_t i = 0; i < q.v.size(); ++i) {
             error += (q.v[i] - exact.v[i]) * (q.v[i] - exact.v[i]);
