@@ -39,10 +39,10 @@ public:
     void* allocate(std::size_t bytes, std::string_view) override { return shift(std::calloc(bytes, 1), offset()); }
     void release(void* p) noexcept override { std::free(shift(p, -offset())); }
     void copy_in(void* device, const void* host, std::size_t bytes) override {
-        std::memcpy(shift(device, -offset()), host, bytes);
+        if (bytes > 0) std::memcpy(shift(device, -offset()), host, bytes);
     }
     void copy_out(void* host, const void* device, std::size_t bytes) override {
-        std::memcpy(host, shift(const_cast<void*>(device), -offset()), bytes);
+        if (bytes > 0) std::memcpy(host, shift(const_cast<void*>(device), -offset()), bytes);
     }
     void fill_zero(void* device, std::size_t bytes) override { std::memset(shift(device, -offset()), 0, bytes); }
     void synchronize() override {}
