@@ -14,7 +14,7 @@ esac
 case $version in *"Open MPI)"*) [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root) ;; esac
 if [ "${1-}" = --print ]; then
     shift
-    echo "mpirun ${options[*]} $*"
+    printf 'mpirun%s\n' "${options[*]:+ ${options[*]}}${*:+ $*}"
     exit 0
 fi
 exec mpirun "${options[@]}" "$@"

@@ -12,4 +12,4 @@ mkdir -p results
 run=(-np 2 build/ftmpi --model data/tiny-nvfp4 --prompt "The capital of France is" --output results/quickstart.h5 --overwrite)
 echo "\$ $(jobs/mpirun.sh --print) ${run[*]}" | sed 's/The capital of France is/"&"/'
 jobs/mpirun.sh "${run[@]}"
-echo "== done in $SECONDS s; next: build/ftmpi --help, build/ftmpi plan --model DIR, h5dump -n results/quickstart.h5"
+echo "== done in $SECONDS s; next: build/ftmpi --help, or jobs/mpirun.sh -np 2 build/ftmpi --job jobs/five_prompts.ini"
