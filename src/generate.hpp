@@ -25,12 +25,12 @@ struct Request {
 };
 
 struct GenerateOptions {
-    Sampling sampling;
+    Sampling sampling = {};
     bool ignore_eos = false;
     bool hash = true;
     bool save_logits = false;
     std::int64_t prefill_chunk = 256;  ///< rows of a prefill step, at most Model::max_rows()
-    std::vector<std::int32_t> stop_ids;
+    std::vector<std::int32_t> stop_ids = {};
 };
 
 class Generator {

@@ -11,7 +11,7 @@ namespace ftmpi {
 Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan,
              const Weights& weights, SequenceState& state)
     : backend_(backend), communicator_(communicator), config_(config), plan_(plan), weights_(weights), state_(state),
-      rank_(static_cast<std::size_t>(communicator.rank())), max_rows_(std::max<std::int64_t>(plan.prefill_rows, plan.slots)) {
+      rank_(static_cast<std::size_t>(communicator.rank())), sole_(sole_rank(plan)), max_rows_(std::max<std::int64_t>(plan.prefill_rows, plan.slots)) {
     for (std::size_t i = 0; i < config.layers.size(); ++i) {
         std::vector<Range> columns;
         for (const Range& units : plan.layers[i].mixer)
@@ -49,6 +49,7 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
         throw Error(Exit::failure, "a step of " + std::to_string(host_rows.size()) + " rows was asked for; the workspace holds " +
                                        std::to_string(max_rows_));
     state_.advance(host_rows);
+    if (sole_ && *sole_ != communicator_.rank()) return wanted.empty() ? nullptr : logits_of_all(wanted.size());
     backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data()};
     const std::int64_t n = rows.count();
@@ -66,8 +67,12 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
     seen("final_norm", -1, normed_.data(), wanted.size(), config_.hidden);
     const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
     backend_.project({&head, 1}, normed_.data(), wanted.size());
-    const Columns columns{logits_.data(), wanted.size(), config_.vocab, plan_.head};
-    gather("logits", {&columns, 1});
+    return logits_of_all(wanted.size());
+}
+
+const float* Model::logits_of_all(std::int64_t rows) {
+    const Columns columns{logits_.data(), rows, config_.vocab, plan_.head};
+    if (communicator_.size() > 1) communicator_.all_gather({&columns, 1}, "logits", backend_.stream());
     return logits_.data();
 }
 
@@ -129,7 +134,7 @@ void Model::experts(std::size_t layer, const Rows& rows) {
 }
 
 void Model::gather(std::string_view name, std::span<const Columns> parts) {
-    if (communicator_.size() > 1) communicator_.all_gather(parts, name, backend_.stream());
+    if (communicator_.size() > 1 && !sole_) communicator_.all_gather(parts, name, backend_.stream());
 }
 
 void Model::seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width) {

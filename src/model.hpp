@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,7 @@ public:
 private:
     void mixer(std::size_t layer, const Rows& rows);
     void experts(std::size_t layer, const Rows& rows);
+    const float* logits_of_all(std::int64_t rows);
     void gather(std::string_view name, std::span<const Columns> parts);
     void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);
 
@@ -48,6 +50,7 @@ private:
     const Weights& weights_;
     SequenceState& state_;
     std::size_t rank_;
+    std::optional<int> sole_;  ///< the rank that holds every row that is cut: the others follow and only take part in the logits' gather
     std::int64_t max_rows_;
     std::vector<std::vector<Range>> mixer_columns_;  ///< [layer][rank], columns of the mixer's output
 

@@ -127,12 +127,12 @@ Exit run_command(const Options& options, mpi::Session& session) {
         if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
         prompts = read_prompts(options);
     });
-    session.require_equal("options", options.digest_text);
+    session.require_equal("options", "options", options.digest_text);
 
     Engine engine(options, session);
     std::vector<Request> requests;
     session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); });
-    session.require_equal("prompts", prompts_digest(requests));
+    session.require_equal("prompts", "prompts", prompts_digest(requests));
     std::int64_t longest = 0;
     for (const Request& r : requests) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
     engine.plan(longest);

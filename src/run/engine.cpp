@@ -87,7 +87,7 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
         tokenizer_.emplace(Tokenizer::load(options.model));
         inventory_.emplace(*checkpoint_, config_);
     });
-    session.require_equal("checkpoint", checkpoint_->index_sha256() + "\n" + config_.sha256);
+    session.require_equal("open", "checkpoint", checkpoint_->index_sha256() + "\n" + config_.sha256);
 }
 
 RankFacts Engine::facts() const {
@@ -124,7 +124,7 @@ void Engine::plan(std::int64_t tokens) {
             plan_ = make_plan(sizes, request);
         }
     });
-    session_.require_equal("plan", plan_json(inventory_->sizes(), plan_));
+    session_.require_equal("plan", "plan", plan_json(inventory_->sizes(), plan_));
 }
 
 void Engine::load() {

@@ -17,6 +17,10 @@ std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups) {
     const Range key = key_head_groups * config.key_dim;
     const Range value = value_head_range(config, key_head_groups) * config.value_dim;
     const auto n = config.key_channels();
+#ifdef FTMPI_NAIVE_QKV_CUT  // a test build only: q | k | v cut as if it were one matrix, to see that the checks notice
+    const auto first = 2 * key.begin + value.begin, rows = 2 * key.size() + value.size();
+    return {{first, first + key.size()}, {first + key.size(), first + 2 * key.size()}, {first + 2 * key.size(), first + rows}};
+#endif
     return {key, {n + key.begin, n + key.end}, {2 * n + value.begin, 2 * n + value.end}};
 }
 

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# A rank that throws, hangs, stops or dies in each phase: non-zero exit, one message, gone in time, nothing finished lost.
+. "$(dirname "$0")/check.sh"
+cd "$work"
+cat >prompts.txt <<'P'
+The capital of France is
+1, 2, 3,
+def fibonacci(n):
+P
+"$ftmpi" --model "$model" --prompts prompts.txt --output want.h5 >/dev/null 2>&1 || bad "the run to compare with"
+
+# run_fault FAULT TIMEOUT: the exit code in $code, the seconds in $took.
+run_fault() {
+    rm -f f.h5*
+    local begin
+    begin=$(date +%s%N)
+    FTMPI_FAULT=$1 timeout -k 1 60 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --timeout "$2" \
+        >out 2>err </dev/null
+    code=$?
+    took=$((($(date +%s%N) - begin) / 1000000))
+}
+
+for phase in options open plan load prefill decode write; do
+    for action in throw exit kill hang stop; do
+        timeout=5 limit=15000
+        [ $action = hang ] || [ $action = stop ] && timeout=2 limit=12000
+        run_fault "1:$phase:$action" $timeout
+        case $phase:$action in
+            *) if [ $code != 0 ] && [ $code != 124 ] && [ $code != 137 ]; then ok; elif [ $action = kill ] && [ $code = 137 ]; then ok; else bad "$phase $action: exit code $code"; fi ;;
+        esac
+        if [ $took -lt $limit ]; then ok; else bad "$phase $action: took $took ms"; fi
+        messages=$(grep -c '^ftmpi: error' err)
+        case $action in
+            throw | hang | stop) if [ "$messages" = 1 ]; then ok; else bad "$phase $action: $messages messages"; tail -n 6 err; fi ;;
+            *) if [ "$messages" -le 1 ]; then ok; else bad "$phase $action: $messages messages"; fi ;;
+        esac
+        absent f.h5
+        if pgrep -f "$ftmpi --model" >/dev/null; then
+            sleep 1
+            if pgrep -f "$ftmpi --model" >/dev/null; then bad "$phase $action: a process is left"; pkill -9 -f "$ftmpi --model"; else ok; fi
+        else ok; fi
+    done
+done
+
+# What was finished before the fault comes back.
+run_fault 1:decode#40:kill 5
+present f.h5.journal
+expect_code 0 "$ftmpi" recover f.h5
+says "recovered"
+run_fault 0:decode#40:kill 5
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume
+expect_code 0 "$ftmpi" verify want.h5 f.h5
+
+# SIGTERM: the step ends, what is finished is saved, the exit code says so.
+run_fault 1:decode#40:term 10
+same $code 7 "exit code after SIGTERM"
+present f.h5
+grep -q "interrupted" err && ok || bad "nothing says that the run was interrupted"
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume
+expect_code 0 "$ftmpi" verify want.h5 f.h5
+
+# N one-rank jobs are told from one job of N.
+expect_code 2 env OMPI_COMM_WORLD_SIZE= PMI_RANK=0 PMI_SIZE=2 "$ftmpi" --model "$model" --prompt And --output n.h5
+says "separate"
+finish

@@ -1,0 +1,98 @@
+// The same bits for any number of ranks, any uneven cut, any batch, any chunking, any instruction set.
+#define BOOST_TEST_MODULE promise
+#include <boost/test/unit_test.hpp>
+#include <cstdio>
+
+#include "fleet.hpp"
+#include "reference_files.hpp"
+
+using namespace ftmpi;
+using namespace ftmpi::testing;
+
+namespace {
+
+const std::filesystem::path kData = FTMPI_DATA;
+
+std::vector<Request> five_prompts(const Tokenizer& tokenizer, std::int64_t tokens) {
+    std::vector<Request> requests;
+    for (const char* text : {"The capital of France is", "1, 2, 3,", "def fibonacci(n):", "The quick brown fox jumps over the lazy dog.",
+                             "Q: What is 17 times 24?\nA:"})
+        requests.push_back({.index = static_cast<std::int64_t>(requests.size()), .id = {}, .prompt = text, .ids = tokenizer.encode(text),
+                            .max_tokens = tokens, .refused = {}});
+    return requests;
+}
+
+/// One hash a prompt.
+std::vector<std::string> hashes(const std::filesystem::path& model, const FleetOptions& options, std::int64_t tokens = 12,
+                                std::int64_t chunk = 256) {
+    Fleet fleet(model, options);
+    const auto records = fleet.generate(five_prompts(fleet.tokenizer(), tokens),
+                                        {.hash = true, .prefill_chunk = chunk, .stop_ids = fleet.config().stop_ids});
+    std::vector<std::string> all;
+    for (const auto& r : records) {
+        BOOST_TEST(r.logits_sha256.size() == 64u);
+        BOOST_TEST(r.error == "");
+        BOOST_TEST(!r.output_ids.empty());
+        all.push_back(r.logits_sha256);
+    }
+    return all;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(any_cut_gives_the_same_bits) {
+    for (const char* model : {"tiny-nvfp4", "tiny-fp8"}) {
+        const auto want = hashes(kData / model, {});
+        std::printf("%s: %s...\n", model, want[0].substr(0, 16).c_str());
+        BOOST_TEST(want[0] != want[1]);
+        for (const auto& shares : std::vector<std::vector<double>>{{1, 1}, {3, 1}, {1, 0}, {0, 1}, {1, 1, 1}, {5, 2, 1}, {1, 1, 1, 1}, {7, 0, 2, 1}}) {
+            const auto have = hashes(kData / model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
+            BOOST_TEST(have == want, model << " with " << shares.size() << " ranks, first share " << shares[0]);
+        }
+        for (Policy policy : {Policy::speed, Policy::memory})
+            BOOST_TEST(hashes(kData / model, {.ranks = 3, .policy = policy}) == want);
+        for (bool whole : {false, true})  // the output projection on every rank, or cut
+            BOOST_TEST(hashes(kData / model, {.ranks = 2, .shares = {3, 1}, .edit_plan = [&](ShardPlan& plan) {
+                plan.out_replicated = whole;
+                for (auto& layer : plan.layers)
+                    layer.out = whole ? std::vector<Range>{{0, 256}, {0, 256}} : std::vector<Range>{{0, 160}, {160, 256}};
+            }}) == want);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(batch_chunking_and_repetition_change_nothing) {
+    for (KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
+        const auto want = hashes(kData / "tiny-nvfp4", {.kv = kv});
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv, .slots = 5}) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.ranks = 2, .shares = {3, 1}, .kv = kv, .slots = 3}) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}, 12, 7) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}, 12, 1) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv, .slots = 5, .prefill_rows = 2}) == want);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(instruction_sets_agree) {
+    for (const char* model : {"tiny-nvfp4", "tiny-fp8"}) {
+        const auto want = hashes(kData / model, {.simd = Simd::plain, .best_simd = false}, 6);
+        for (Simd simd : {Simd::avx2, Simd::avx512}) {
+            if (!supported(simd)) {
+                std::printf("skipped: this processor lacks %s\n", simd == Simd::avx2 ? "AVX2" : "AVX-512");
+                continue;
+            }
+            BOOST_TEST(hashes(kData / model, {.simd = simd, .best_simd = false}, 6) == want);
+        }
+    }
+}
+
+BOOST_AUTO_TEST_CASE(long_prompts_agree_in_any_chunking_and_cut) {
+    const ReferenceFiles reference(kData / "references", "nvfp4");
+    const auto& p = reference.prompt("len600");
+    const std::vector<std::int32_t> prompt(p.prompt_ids.begin(), p.prompt_ids.end()), forced(p.greedy_ids.begin(), p.greedy_ids.begin() + 8);
+    for (KvType kv : {KvType::fp32, KvType::fp8}) {
+        const auto want = Fleet(kData / "tiny-nvfp4", {.kv = kv, .prefill_rows = 600}).logits(prompt, forced, 600);
+        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 7) == want));
+        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 1) == want));
+        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.ranks = 3, .shares = {5, 2, 1}, .kv = kv}).logits(prompt, forced, 256) == want));
+    }
+}

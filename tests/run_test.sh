@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# The main job through the real program: any number of ranks, the same bits; prompts, outputs, resume, context edges.
+. "$(dirname "$0")/check.sh"
+cd "$work"
+
+# --- the answer, one rank to four, any cut -----------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompt "The capital of France is" --output one.h5
+same "$(cat out)" " Paris. The capital of Morocco is Rabat. The capital of Senegal is Dakar." "text of one rank"
+says "one.h5"
+cat >prompts.txt <<'P'
+The capital of France is
+1, 2, 3,
+def fibonacci(n):
+The quick brown fox jumps over the lazy dog.
+The capital of Japan is
+P
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output five.h5 --save-logits
+for form in "2 --policy even" "2 --shares 3,1" "2 --shares 1,0" "3 --shares 5,2,1" "4 --policy even" "2 --batch 5" \
+    "3 --policy memory" "2 --policy speed" "1 --prefill-chunk 7" "1 --batch 3"; do
+    np=${form%% *}
+    # shellcheck disable=SC2086
+    expect_code 0 "$mpirun" -np "$np" "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite ${form#* }
+    expect_code 0 "$ftmpi" verify five.h5 other.h5
+    says "equal"
+done
+for kv in fp32 fp8; do
+    expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output "$kv.h5" --kv $kv
+    expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite --kv $kv --shares 1,2
+    expect_code 0 "$ftmpi" verify $kv.h5 other.h5
+done
+expect_code 8 "$ftmpi" verify five.h5 fp8.h5
+FTMPI_SIMD=plain expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite
+expect_code 0 "$ftmpi" verify five.h5 other.h5
+
+# --- sampling: a seed means the same everywhere --------------------------------------------------------------
+sampling=(--temperature 0.8 --top-k 20 --top-p 0.95 --seed 7 --max-tokens 20)
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s1.h5 "${sampling[@]}"
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output s2.h5 "${sampling[@]}" --batch 2
+expect_code 0 "$ftmpi" verify s1.h5 s2.h5
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s3.h5 "${sampling[@]}" --seed 8 --overwrite 2>/dev/null || true
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s4.h5 --temperature 0.8 --seed 8 --max-tokens 20
+expect_code 8 "$ftmpi" verify s1.h5 s4.h5
+
+# --- chat ---------------------------------------------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --chat --prompt "What is the capital of Japan?" --output chat.h5 --json
+says '"prompt_tokens":'
+says 'Tokyo'
+
+# --- existing outputs ---------------------------------------------------------------------------------------
+expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output one.h5
+says "--overwrite"
+expect_code 0 "$ftmpi" --model "$model" --prompt "And" --output one.h5 --overwrite --max-tokens 2
+absent one.h5.journal
+absent one.h5.part
+expect_code 1 "$ftmpi" --model "$model" --prompt "And" --output no/such/folder/x.h5
+says "no/such/folder"
+absent no
+
+# --- context edges: 31, 32 and 33 tokens in a context of 32 -----------------------------------------------------
+ids() { seq -s, 1 "$1"; }
+printf '{"ids":[%s]}\n{"ids":[%s]}\n' "$(ids 31)" "$(ids 30)" >edge.jsonl
+expect_code 0 "$ftmpi" --model "$model" --prompts edge.jsonl --context 32 --max-tokens 400 --ignore-eos --output edge.h5 --json
+same "$(grep -c '"finish_reason":"length"' out)" 2 "requests that filled the context"
+same "$(sed -n 1p out | sed 's/.*"output_ids":\[\([^]]*\)\].*/\1/' | tr ',' '\n' | wc -l)" 1 "tokens after a prompt of 31"
+same "$(sed -n 2p out | sed 's/.*"output_ids":\[\([^]]*\)\].*/\1/' | tr ',' '\n' | wc -l)" 2 "tokens after a prompt of 30"
+printf '{"ids":[%s]}\n{"prompt":"The capital of France is"}\n{"ids":[%s]}\n' "$(ids 33)" "$(ids 32)" >edge.jsonl
+expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts edge.jsonl --context 32 --output edge.h5 --overwrite
+says_once "request 0 failed: needs 33 prompt tokens"
+says_once "request 2 failed: needs 32 prompt tokens"
+says "Paris"
+expect_code 2 "$ftmpi" --model "$model" --prompt "And" --context 1000000000 --output big.h5
+absent big.h5
+expect_code 0 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
+
+# --- ids and prompts that cannot be -------------------------------------------------------------------------
+for id in 2048 -1 2029; do
+    printf '{"ids":[1,%s]}\n' $id >bad.jsonl
+    expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts bad.jsonl --output bad.h5
+    says_once "ftmpi: error"
+done
+printf '{"ids":[1,2028]}\n' >good.jsonl
+expect_code 0 "$ftmpi" --model "$model" --prompts good.jsonl --output good.h5 --max-tokens 2
+expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "" --output bad.h5
+says_once "ftmpi: error"
+expect_code 3 "$ftmpi" --model "$work/nowhere" --prompt "And" --output bad.h5
+expect_code 2 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "And" --frobnicate
+says_once "frobnicate"
+absent bad.h5
+absent bad.h5.journal
+
+# --- recovery and resume --------------------------------------------------------------------------------------
+FTMPI_FAULT=0:decode#40:kill "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 >/dev/null 2>&1
+absent killed.h5
+present killed.h5.journal
+cp killed.h5.journal kept.h5.journal
+expect_code 0 "$ftmpi" recover kept.h5
+present kept.h5
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume
+says "resumed: "
+expect_code 0 "$ftmpi" verify five.h5 killed.h5
+expect_code 3 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume --max-tokens 3
+
+# --- memory: a rank holds what the plan says --------------------------------------------------------------------
+expect_code 0 "$ftmpi" inspect --model "$model"
+expect_code 0 "$ftmpi" plan --model "$model" --hardware 24GiB@1008,16GiB@288
+finish
