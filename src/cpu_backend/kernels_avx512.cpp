@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "../numerics.hpp"
 #include "kernels.hpp"

@@ -6,6 +6,16 @@ constexpr int kRowsAtOnce = kChains;    ///< input rows whose chains run togethe
 constexpr int kQuad = 4 * num::kChunk;  ///< columns between two looks at the scales
 constexpr int kRowBlock = 64;           ///< input rows that share one decoding of a quad
 
+/// op(0) ... op(N - 1) with constants, so that arrays indexed by them become registers (loops unroll too late for that).
+template <int N, class Op>
+[[gnu::always_inline]] inline void unroll(Op op) {
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
+        (op(std::integral_constant<int, kIndex>{}), ...);
+    }
+    (std::make_integer_sequence<int, N>{});
+}
+#define FTMPI_UNROLLED(i) [&](auto i) __attribute__((always_inline))
+
 /// The ways a tile's columns are stored. four(): the rows' values in columns k .. k + 3, k a multiple of 4.
 struct Bf16Tile {
     static constexpr int kBytes = 2;
@@ -19,6 +29,14 @@ struct Bf16Tile {
     }
 };
 struct E4m3Tile {
+    static constexpr int kBytes = 1;
+    static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
+        e4m3_four(tile + k * 16, w);
+        for (int i = 0; i < 4; ++i) w[i] = mul(w[i], set(256.0f));
+    }
+};
+/// 1/256 of the weights, for inputs that are 256 times themselves: the same products.
+struct E4m3Tile256th {
     static constexpr int kBytes = 1;
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) { e4m3_four(tile + k * 16, w); }
 };
@@ -53,56 +71,53 @@ void decode(const std::uint8_t* tile, std::int64_t k0, int n, float* to) {
     for (int i = 0; i < 4; ++i) store(to + (j + i) * 16, w[i]);
 }
 
-/// C whole chunks of R input rows. x points at the first chunk's column in each row.
+/// C whole chunks of R input rows. row points at the first chunk's column in each row.
 template <class Tile, int R, int C>
-inline void whole_chunks(const std::uint8_t* tile, std::int64_t k, const float* const* x, F (&acc)[R][C]) {
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) acc[r][c] = zero();
-    const float* row[R];
-    for (int r = 0; r < R; ++r) row[r] = x[r];
+[[gnu::always_inline]] inline void whole_chunks(const std::uint8_t* tile, std::int64_t k, const float* const (&row)[R],
+                                                F (&acc)[R][C]) {
+    unroll<R>(FTMPI_UNROLLED(r) { unroll<C>(FTMPI_UNROLLED(c) { acc[r][c] = zero(); }); });
     for (int j = 0; j < num::kChunk; j += 4)
-        for (int c = 0; c < C; ++c) {
+        unroll<C>(FTMPI_UNROLLED(c) {
             F w[4];
             Tile::four(tile, k + c * num::kChunk + j, w);
-            for (int i = 0; i < 4; ++i)
-                for (int r = 0; r < R; ++r) acc[r][c] = fma(w[i], set(row[r][c * num::kChunk + j + i]), acc[r][c]);
-        }
+            unroll<4>(FTMPI_UNROLLED(i) {
+                unroll<R>(FTMPI_UNROLLED(r) { acc[r][c] = fma(w[i], set(row[r][c * num::kChunk + j + i]), acc[r][c]); });
+            });
+        });
+}
+
+/// N whole chunks of R input rows added to block; row moves on.
+template <class Tile, int N, int R>
+[[gnu::always_inline]] inline void add_chunks(const std::uint8_t* tile, std::int64_t k, const float* (&row)[R], F (&block)[R]) {
+    F acc[R][N];
+    whole_chunks<Tile, R, N>(tile, k, row, acc);
+    unroll<N>(FTMPI_UNROLLED(c) { unroll<R>(FTMPI_UNROLLED(r) { block[r] = add(block[r], acc[r][c]); }); });
+    unroll<R>(FTMPI_UNROLLED(r) { row[r] += N * num::kChunk; });
 }
 
 /// n <= kQuad columns from column k of the tile, into segment[R]. Columns that are no whole chunk only with FloatTile.
 template <class Tile, int R>
 void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, const float* scale, F* segment) {
     constexpr int C = R == 1 ? 4 : kRowsAtOnce / R >= 4 ? 4 : kRowsAtOnce / R >= 2 ? 2 : 1;
-    F block[R];
-    for (int r = 0; r < R; ++r) block[r] = scale ? zero() : segment[r];
     const float* row[R];
-    for (int r = 0; r < R; ++r) row[r] = x[r];
+    F block[R];
+    unroll<R>(FTMPI_UNROLLED(r) {
+        row[r] = x[r];
+        block[r] = scale ? zero() : segment[r];
+    });
     int c = 0;
-    const auto run = [&]<int N>(F(&acc)[R][N]) {
-        whole_chunks<Tile, R, N>(tile, k + c, row, acc);
-        for (int i = 0; i < N; ++i)
-            for (int r = 0; r < R; ++r) block[r] = add(block[r], acc[r][i]);
-        for (int r = 0; r < R; ++r) row[r] += N * num::kChunk;
-        c += N * num::kChunk;
-    };
-    while (c + C * num::kChunk <= n) {
-        F acc[R][C];
-        run(acc);
-    }
+    for (; c + C * num::kChunk <= n; c += C * num::kChunk) add_chunks<Tile, C>(tile, k + c, row, block);
     if constexpr (C > 1)
-        while (c + num::kChunk <= n) {
-            F acc[R][1];
-            run(acc);
-        }
+        for (; c + num::kChunk <= n; c += num::kChunk) add_chunks<Tile, 1>(tile, k + c, row, block);
     if (c < n) {
         const float* w = reinterpret_cast<const float*>(tile) + (k + c) * 16;
-        for (int r = 0; r < R; ++r) {
+        unroll<R>(FTMPI_UNROLLED(r) {
             F acc = zero();
             for (int j = 0; j < n - c; ++j) acc = fma(load(w + 16 * j), set(row[r][j]), acc);
             block[r] = add(block[r], acc);
-        }
+        });
     }
-    for (int r = 0; r < R; ++r) segment[r] = scale ? fma(block[r], load(scale), segment[r]) : block[r];
+    unroll<R>(FTMPI_UNROLLED(r) { segment[r] = scale ? fma(block[r], load(scale), segment[r]) : block[r]; });
 }
 
 template <class Tile>
@@ -215,32 +230,44 @@ void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::in
     }
 }
 
+/// 256 times the input rows, or false when they do not fit the buffer or a product could overflow.
+constexpr std::int64_t kScaledFloats = 8192;
+inline bool scale_inputs(const float* const* x, int rows, std::int64_t cols, float* to) {
+    if (rows > kRowsAtOnce || rows * cols > kScaledFloats) return false;
+    std::uint32_t largest = 0;
+    for (int r = 0; r < rows; ++r)
+        for (std::int64_t k = 0; k < cols; ++k) {
+            const std::uint32_t a = num::bits_of(x[r][k]) & 0x7fffffffu;
+            largest = a > largest ? a : largest;
+            to[r * cols + k] = x[r][k] * 256.0f;
+        }
+    return largest < num::bits_of(num::pow2(119));
+}
+
 void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n, float* const* out) {
+    alignas(64) float scaled[kScaledFloats];
     for (std::int64_t r0 = 0; r0 < n; r0 += kRowBlock) {
         const int rows = static_cast<int>(n - r0 < kRowBlock ? n - r0 : kRowBlock);
         const float* x[kRowBlock];
         for (int r = 0; r < rows; ++r) x[r] = in[r0 + r].x;
+        const bool e4m3 = m.format == Format::fp8_row || m.format == Format::fp8_block;
+        const bool by_256th = e4m3 && scale_inputs(x, rows, m.cols, scaled);
+        for (int r = 0; by_256th && r < rows; ++r) x[r] = scaled + r * m.cols;
         for (std::int64_t t = begin; t < end; ++t) {
             const std::uint8_t* codes = m.codes + static_cast<std::size_t>(t) * m.codes_per_tile;
             const std::uint8_t* scales = m.scales + static_cast<std::size_t>(t) * m.scales_per_tile;
+            const auto* blocks = m.format == Format::fp8_block ? reinterpret_cast<const float*>(scales) : nullptr;
             F total[kRowBlock];
-            switch (m.format) {
-                case Format::bf16:
-                    tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
-                    break;
-                case Format::fp8_row:
-                    tile_dot<E4m3Tile>(codes, nullptr, m.cols, x, rows, total);
-                    break;
-                case Format::fp8_block:
-                    tile_dot<E4m3Tile>(codes, reinterpret_cast<const float*>(scales), m.cols, x, rows, total);
-                    break;
-                case Format::nvfp4:
-                    tile_dot_4bit<true>(codes, scales, m.cols, in + r0, rows, total);
-                    break;
-                case Format::mxfp4:
-                    tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);
-                    break;
-            }
+            if (by_256th)
+                tile_dot<E4m3Tile256th>(codes, blocks, m.cols, x, rows, total);
+            else if (e4m3)
+                tile_dot<E4m3Tile>(codes, blocks, m.cols, x, rows, total);
+            else if (m.format == Format::bf16)
+                tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
+            else if (m.format == Format::nvfp4)
+                tile_dot_4bit<true>(codes, scales, m.cols, in + r0, rows, total);
+            else
+                tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);
             const std::int64_t valid = m.rows - t * kRowTile < kRowTile ? m.rows - t * kRowTile : kRowTile;
             for (int r = 0; r < rows; ++r) {
                 const F y = m.multipliers ? mul(load(m.multipliers + t * kRowTile), total[r]) : total[r];

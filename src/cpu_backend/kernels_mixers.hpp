@@ -42,51 +42,66 @@ template <int N>
 inline void delta_columns(float* state, std::int64_t stride, int key_dim, const float* k, const float* q, const float* v,
                           float beta, float decay, float* out) {
     const F by = set(decay);
-    F total[N], segment[N], d[N];
-    const auto pass = [&](auto element) {
-        for (int n = 0; n < N; ++n) total[n] = zero();
+    F total[N], d[N];
+    const auto pass = [&](auto element) __attribute__((always_inline)) {
+        unroll<N>(FTMPI_UNROLLED(n) { total[n] = zero(); });
         for (int s = 0; s < key_dim; s += num::kSegment) {
             const int end = s + num::kSegment < key_dim ? s + num::kSegment : key_dim;
-            for (int n = 0; n < N; ++n) segment[n] = zero();
+            F segment[N];
+            unroll<N>(FTMPI_UNROLLED(n) { segment[n] = zero(); });
             for (int k0 = s; k0 < end; k0 += num::kChunk) {
                 const int stop = k0 + num::kChunk < end ? k0 + num::kChunk : end;
                 F c[N];
-                for (int n = 0; n < N; ++n) c[n] = zero();
+                unroll<N>(FTMPI_UNROLLED(n) { c[n] = zero(); });
                 for (int i = k0; i < stop; ++i) element(i, c);
-                for (int n = 0; n < N; ++n) segment[n] = add(segment[n], c[n]);
+                unroll<N>(FTMPI_UNROLLED(n) { segment[n] = add(segment[n], c[n]); });
             }
-            for (int n = 0; n < N; ++n) total[n] = add(total[n], segment[n]);
+            unroll<N>(FTMPI_UNROLLED(n) { total[n] = add(total[n], segment[n]); });
         }
     };
-    pass([&](int i, F* c) {
+    pass([&](int i, F(&c)[N]) __attribute__((always_inline)) {
         const F key = set(k[i]);
-        for (int n = 0; n < N; ++n) c[n] = fma(mul(load(state + i * stride + 16 * n), by), key, c[n]);
+        const float* at = state + i * stride;
+        unroll<N>(FTMPI_UNROLLED(n) { c[n] = fma(mul(load(at + 16 * n), by), key, c[n]); });
     });
-    for (int n = 0; n < N; ++n) d[n] = mul(set(beta), sub(load(v + 16 * n), total[n]));
-    pass([&](int i, F* c) {
+    unroll<N>(FTMPI_UNROLLED(n) { d[n] = mul(set(beta), sub(load(v + 16 * n), total[n])); });
+    pass([&](int i, F(&c)[N]) __attribute__((always_inline)) {
         const F key = set(k[i]), query = set(q[i]);
-        for (int n = 0; n < N; ++n) {
-            float* at = state + i * stride + 16 * n;
-            const F s = fma(key, d[n], mul(load(at), by));
-            store(at, s);
+        float* at = state + i * stride;
+        unroll<N>(FTMPI_UNROLLED(n) {
+            const F s = fma(key, d[n], mul(load(at + 16 * n), by));
+            store(at + 16 * n, s);
             c[n] = fma(s, query, c[n]);
-        }
+        });
     });
-    for (int n = 0; n < N; ++n) store(out + 16 * n, total[n]);
+    unroll<N>(FTMPI_UNROLLED(n) { store(out + 16 * n, total[n]); });
+}
+
+/// All rows of 16 * N columns from column j on. Columns do not depend on each other.
+template <int N>
+inline void delta_rows(const DeltaTask& t, int j, float* state, std::int64_t stride) {
+    for (std::int64_t r = 0; r < t.rows; ++r)
+        delta_columns<N>(state, stride, t.key_dim, t.k + r * t.stride, t.q + r * t.stride, t.v + r * t.stride + j, t.beta[r],
+                         t.decay[r], t.out[r] + j);
 }
 
 void delta_rule(const DeltaTask& t) {
-    // Columns do not depend on each other: a block's state stays in the first cache over all rows.
     int j = 0;
-    constexpr int kWide = 4;
-    for (; j + 16 * kWide <= t.value_dim; j += 16 * kWide)
-        for (std::int64_t r = 0; r < t.rows; ++r)
-            delta_columns<kWide>(t.state + j, t.value_dim, t.key_dim, t.k + r * t.stride, t.q + r * t.stride,
-                                 t.v + r * t.stride + j, t.beta[r], t.decay[r], t.out[r] + j);
-    for (; j + 16 <= t.value_dim; j += 16)
-        for (std::int64_t r = 0; r < t.rows; ++r)
-            delta_columns<1>(t.state + j, t.value_dim, t.key_dim, t.k + r * t.stride, t.q + r * t.stride,
-                             t.v + r * t.stride + j, t.beta[r], t.decay[r], t.out[r] + j);
+    constexpr int kBlock = 4;
+    if (t.rows >= 4 && t.key_dim <= 128) {
+        // A block's state stays in the first cache over all rows, in a place of its own: rows of value_dim floats would all
+        // fall on the same few lines of that cache.
+        alignas(64) float block[128 * 16 * kBlock];
+        for (; j + 16 * kBlock <= t.value_dim; j += 16 * kBlock) {
+            for (int i = 0; i < t.key_dim; ++i)
+                std::memcpy(block + i * 16 * kBlock, t.state + i * t.value_dim + j, 64 * kBlock);
+            delta_rows<kBlock>(t, j, block, 16 * kBlock);
+            for (int i = 0; i < t.key_dim; ++i)
+                std::memcpy(t.state + i * t.value_dim + j, block + i * 16 * kBlock, 64 * kBlock);
+        }
+    }
+    for (; j + 16 * kChains <= t.value_dim; j += 16 * kChains) delta_rows<kChains>(t, j, t.state + j, t.value_dim);
+    for (; j + 16 <= t.value_dim; j += 16) delta_rows<1>(t, j, t.state + j, t.value_dim);
     for (; j < t.value_dim; ++j)
         for (std::int64_t r = 0; r < t.rows; ++r)
             t.out[r][j] = num::delta_rule_column(t.state + j, t.value_dim, t.key_dim, t.k + r * t.stride, t.q + r * t.stride,
@@ -184,19 +199,21 @@ inline void decode_values(const AttendTask& t, std::int64_t first, int count, in
 }
 
 /// piece += a chunk of up to 32 positions: per column an fma chain over positions.
+template <int N>
+inline void add_chunk_columns(const float* p, const float* values, int count, int width, float* piece) {
+    F c[N];
+    unroll<N>(FTMPI_UNROLLED(n) { c[n] = zero(); });
+    for (int i = 0; i < count; ++i) {
+        const F w = set(p[i]);
+        const float* at = values + i * width;
+        unroll<N>(FTMPI_UNROLLED(n) { c[n] = fma(w, load(at + 16 * n), c[n]); });
+    }
+    unroll<N>(FTMPI_UNROLLED(n) { store(piece + 16 * n, add(load(piece + 16 * n), c[n])); });
+}
 inline void add_chunk(const float* p, const float* values, int count, int width, float* piece) {
-    constexpr int kWide = 8;
-    const auto columns = [=]<int N>(int d, F(&c)[N]) {
-        for (int n = 0; n < N; ++n) c[n] = zero();
-        for (int i = 0; i < count; ++i) {
-            const F w = set(p[i]);
-            for (int n = 0; n < N; ++n) c[n] = fma(w, load(values + i * width + d + 16 * n), c[n]);
-        }
-        for (int n = 0; n < N; ++n) store(piece + d + 16 * n, add(load(piece + d + 16 * n), c[n]));
-    };
     int d = 0;
-    for (F c[kWide]; d + 16 * kWide <= width; d += 16 * kWide) columns(d, c);
-    for (F c[1]; d < width; d += 16) columns(d, c);
+    for (; d + 16 * kChains <= width; d += 16 * kChains) add_chunk_columns<kChains>(p, values + d, count, width, piece + d);
+    for (; d < width; d += 16) add_chunk_columns<1>(p, values + d, count, width, piece + d);
 }
 
 void attend(const AttendTask& t) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "../numerics.hpp"
 #include "kernels.hpp"

@@ -3,3 +3,4 @@
 
 constexpr Kernels kTable = {quantize, dot,        rms_norm,  expert_act, expert_add, add_to, convolve, l2_normalise,
                             gates,    delta_rule, norm_rope, store_kv,   attend,     route,  argmax};
+#undef FTMPI_UNROLLED

@@ -82,15 +82,14 @@ inline F halves(__m256i v) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
 }
 
-/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2]: each code becomes the half float of 1/256 of its
-/// value, which is exact for subnormals as well.
+/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's bits shifted into
+/// a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {
     const __m256i keep = _mm256_set1_epi16(static_cast<short>(0xbf80));
-    const F unit = set(256.0f);
     for (int h = 0; h < 2; ++h) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * h));
-        w[2 * h] = mul(halves(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 1), keep)), unit);
-        w[2 * h + 1] = mul(halves(_mm256_and_si256(_mm256_srai_epi16(v, 1), keep)), unit);
+        w[2 * h] = halves(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 1), keep));
+        w[2 * h + 1] = halves(_mm256_and_si256(_mm256_srai_epi16(v, 1), keep));
     }
 }
 

@@ -50,17 +50,16 @@ inline I widen_words(const std::uint8_t* p) {
 /// The 32-bit words at base + offsets (bytes).
 inline I gather(const void* base, I offsets) { return _mm512_i32gather_epi32(offsets, base, 1); }
 
-/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2]: each code becomes the half float of 1/256 of its
-/// value, which is exact for subnormals as well.
+/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's bits shifted into
+/// a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {
     const __m512i v = iload(p), keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
-    const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(v, 1), keep);
     const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 1), keep);
-    const F unit = set(256.0f);
-    w[0] = mul(_mm512_cvtph_ps(_mm512_castsi512_si256(even)), unit);
-    w[1] = mul(_mm512_cvtph_ps(_mm512_castsi512_si256(odd)), unit);
-    w[2] = mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1)), unit);
-    w[3] = mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1)), unit);
+    const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(v, 1), keep);
+    w[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(even));
+    w[1] = _mm512_cvtph_ps(_mm512_castsi512_si256(odd));
+    w[2] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1));
+    w[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1));
 }
 
 /// 16 non-negative e4m3 codes as 1/256 of their values.

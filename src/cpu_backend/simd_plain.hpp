@@ -98,9 +98,10 @@ inline F from_e4m3(const I& b) {
     return lanes<F>([&](int i) { return num::from_e4m3(static_cast<std::uint8_t>(b.v[i])); });
 }
 
-/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2].
+/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values (exact).
 inline void e4m3_four(const std::uint8_t* p, F* w) {
-    for (int k = 0; k < 4; ++k) w[k] = lanes<F>([=](int i) { return num::from_e4m3(p[32 * (k / 2) + 2 * i + k % 2]); });
+    for (int k = 0; k < 4; ++k)
+        w[k] = lanes<F>([=](int i) { return num::from_e4m3(p[32 * (k / 2) + 2 * i + k % 2]) * 0.00390625f; });
 }
 
 /// 16 non-negative e4m3 codes as 1/256 of their values.
