@@ -12,13 +12,16 @@
 
 namespace ftmpi {
 
-/// Facts of the run, known before the first prompt. All strings are UTF-8 or are stored as bytes.
+/// Facts of the run, known before the first prompt. Values may be any bytes; what is not UTF-8 is also stored as bytes.
+/// Keys and names are printable, without '/', and unique. Values of `ranks` become numbers when all ranks' parse as such.
 struct RunRecord {
     std::vector<std::pair<std::string, std::string>> attributes;  ///< root attributes: version, argv, numerics, model hashes, ...
     std::vector<std::vector<std::pair<std::string, std::string>>> ranks;  ///< one row a rank; same keys in each
     std::string plan_text;                                        ///< the table as printed
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> plan_ranges;  ///< name -> [rank][begin, end] flattened, per matrix role
-    std::string identity;  ///< hash of all that must be equal for --resume (model, options that change the text)
+    /// All that must be equal for --resume (model hashes, prompts, options that change the text), as lines "label: value",
+    /// so that a message can show the first line that differs.
+    std::string identity;
 };
 
 /// One finished prompt.
@@ -39,6 +42,7 @@ struct RequestRecord {
     std::vector<double> step_seconds;     ///< per output token; the first is its share of prefill
     std::vector<std::string> gather_names;
     std::vector<double> gather_seconds;   ///< [rank][gather name]: time spent waiting during this request
+    std::int64_t session = 0;             ///< set by ResultFile: 0 = made by the first run, n = by the n-th --resume
 };
 
 /// Facts known at the end.
@@ -57,11 +61,15 @@ public:
     ~ResultFile();
 
     const std::filesystem::path& path() const;
+    /// What the user should be told about this output at the start, one sentence; empty when there is nothing.
+    const std::string& warning() const;
     /// Indices already finished by the run that is resumed.
     const std::vector<std::int64_t>& finished() const;
-    /// Appends to PATH.journal: length, checksum, record; flushed to disk before it returns.
+    /// Appends to PATH.journal: length, checksum, record; flushed to disk before it returns. On failure (a full disk, say)
+    /// the journal is cut back to its last whole record and Error(failure) is thrown; appending may be tried again.
     void append(const RequestRecord& request);
-    /// Writes PATH.part from the journal, renames it to PATH, removes the journal. On failure the journal stays.
+    /// Writes PATH.part from the journal, renames it to PATH, removes the journal. On failure the journal stays. To be called
+    /// once. A ResultFile destroyed without it keeps a journal that holds a finished request and removes an empty one.
     void finish(const SummaryRecord& summary);
 
 private:
@@ -74,19 +82,27 @@ struct StoredRun {
     RunRecord run;
     std::vector<RequestRecord> requests;  ///< by index
     SummaryRecord summary;
-    bool torn_tail = false;               ///< a journal whose last record was incomplete and was left out
+    bool torn_tail = false;               ///< a journal that did not end with a whole record; the rest was left out
+    bool complete = true;                 ///< false: a journal, or a file made from one by recover_results
+    std::string note;                     ///< one sentence when torn_tail: what was left out, where, after how many requests
 };
-StoredRun read_results(const std::filesystem::path& h5);
+/// Both throw Error(bad_input) that names the file and the object. Logits can be large: leave them out where not needed.
+StoredRun read_results(const std::filesystem::path& h5, bool with_logits = true);
 StoredRun read_journal(const std::filesystem::path& journal);
-/// Makes `h5` from `h5`.journal; returns the number of requests recovered.
-std::int64_t recover_results(const std::filesystem::path& h5);
+/// Makes `h5` from `h5`.journal; returns the number of requests recovered. A finished file of another run under that name is
+/// refused unless `overwrite`. `note`, if given, gets one sentence when something was left out, else it is cleared.
+std::int64_t recover_results(const std::filesystem::path& h5, bool overwrite = false, std::string* note = nullptr);
 
 /// The first difference of two runs, or empty when all requests of both agree in prompt ids, output ids and logit hashes.
 struct Difference {
-    std::int64_t request = -1;   ///< -1: the files do not hold the same requests
+    std::int64_t request = -1;   ///< index; -1: the files do not hold the same requests
     std::int64_t step = -1;      ///< -1: prompt ids differ
     std::string what;            ///< one sentence with the values and the top-2 margin there
 };
+/// Logit hashes are compared where both files have them; a file written without hashes still has its ids compared.
 std::optional<Difference> compare_results(const StoredRun& a, const StoredRun& b);
+
+/// The first line that differs between two RunRecord::identity, as a sentence; empty when they are equal.
+std::string identity_difference(const std::string& a, const std::string& b);
 
 }  // namespace ftmpi

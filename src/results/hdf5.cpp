@@ -1,0 +1,152 @@
+#include "hdf5.hpp"
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "disk.hpp"
+
+namespace ftmpi::hdf5 {
+
+namespace {
+
+/// Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
+/// could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler.
+void set_up_library() {
+    static const bool done = [] {
+        H5dont_atexit();
+        return H5open() >= 0;
+    }();
+    if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
+
+/// The innermost entry of the error stack: an errno in words where the entry has one.
+std::string innermost_error() {
+    std::string text;
+    H5Ewalk2(
+        H5E_DEFAULT, H5E_WALK_UPWARD,
+        [](unsigned, const H5E_error2_t* entry, void* to) -> herr_t {
+            auto& first = *static_cast<std::string*>(to);
+            if (first.empty() && entry->desc) first = entry->desc;
+            return 0;
+        },
+        &text);
+    const std::string mark = "errno = ";
+    if (const auto at = text.find(mark); at != std::string::npos) {
+        const int error = std::atoi(text.c_str() + at + mark.size());
+        const bool lock = text.find("lock file") != std::string::npos;
+        return (lock ? "the file cannot be locked: " : "") + reason(error);
+    }
+    return text.empty() ? "HDF5 gives no reason" : text;
+}
+
+std::string hint_for(const std::string& error) {
+    if (error.find("cannot be locked") == std::string::npos) return {};
+    return "set HDF5_USE_FILE_LOCKING=FALSE in the environment, where locks do not work on this file system";
+}
+
+/// sec2 driver without locks: a file being written has a name of its own and one owner, and a finished file is never changed
+/// in place, so a lock would protect nothing and may not be available.
+Id file_access() {
+    Id fapl(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    H5Pset_fapl_sec2(fapl.get());
+    H5Pset_fclose_degree(fapl.get(), H5F_CLOSE_STRONG);
+    H5Pset_libver_bounds(fapl.get(), H5F_LIBVER_V18, H5F_LIBVER_V18);
+#if H5_VERSION_GE(1, 12, 1) || (H5_VERS_MAJOR == 1 && H5_VERS_MINOR == 10 && H5_VERS_RELEASE >= 7)
+    H5Pset_file_locking(fapl.get(), false, true);
+#endif
+    return fapl;
+}
+
+}  // namespace
+
+void fail(const Object& at, const std::string& what) {
+    const std::string error = innermost_error();
+    throw Error(at.code, at.file + ": " + (at.path.empty() ? "" : at.path + ": ") + what + ": " + error, hint_for(error));
+}
+
+Id create_file(const std::filesystem::path& path) {
+    set_up_library();
+    const Id fapl = file_access(), fcpl{H5Pcreate(H5P_FILE_CREATE), H5Pclose};
+    H5Pset_link_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
+    H5Pset_attr_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
+    return checked({{}, path.string(), "", Exit::failure},
+                   {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose}, "cannot be created");
+}
+
+Id open_file(const std::filesystem::path& path) {
+    set_up_library();
+    const auto bad = [&](const std::string& what, const std::string& hint = {}) {
+        throw Error(Exit::bad_input, path.string() + ": " + what, hint);
+    };
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (status.type() == std::filesystem::file_type::not_found) {
+        const bool journal = std::filesystem::exists(path.string() + ".journal", error);
+        bad("does not exist", journal ? "its run did not end, but a journal is there: `ftmpi recover " + path.string() +
+                                            "` makes the result of what was finished"
+                                      : "");
+    }
+    if (error) bad("cannot be read: " + error.message());
+    if (!std::filesystem::is_regular_file(status)) bad("is not a regular file");
+    std::array<char, 8> begin{};
+    std::ifstream file(path, std::ios::binary);
+    if (!file) bad("cannot be opened for reading");
+    file.read(begin.data(), begin.size());
+    if (std::memcmp(begin.data(), "ftmpi jo", 8) == 0)
+        bad("is a journal, not a result file", "`ftmpi recover FILE.h5` makes the result FILE.h5 from FILE.h5.journal");
+    if (std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) != 0) bad("is not an HDF5 file");
+    const Id fapl = file_access();
+    return checked({{}, path.string(), "", Exit::bad_input}, {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
+                   "cannot be opened as an HDF5 file");
+}
+
+Object create_group(const Object& parent, const std::string& name) {
+    // Links and attributes stay in the object header up to these numbers: a heap and an index of their own for each of
+    // thousands of small groups make the file larger and several times slower to write.
+    static const Id gcpl = [] {
+        Id list{H5Pcreate(H5P_GROUP_CREATE), H5Pclose};
+        H5Pset_link_phase_change(list.get(), 64, 32);
+        H5Pset_attr_phase_change(list.get(), 64, 32);
+        H5Pset_link_creation_order(list.get(), H5P_CRT_ORDER_TRACKED);
+        H5Pset_obj_track_times(list.get(), false);
+        return list;
+    }();
+    Object group{{H5Gcreate2(parent.id.get(), name.c_str(), H5P_DEFAULT, gcpl.get(), H5P_DEFAULT), H5Gclose},
+                 parent.file,
+                 parent.path + "/" + name,
+                 parent.code};
+    if (group.id.get() < 0) fail(group, "cannot be created");
+    return group;
+}
+
+Object open_group(const Object& parent, const std::string& name) {
+    Object group{{}, parent.file, parent.path + "/" + name, parent.code, parent.file_bytes};
+    if (!has_member(parent, name)) throw Error(parent.code, parent.file + ": " + group.path + ": this group is missing");
+    group.id = {H5Gopen2(parent.id.get(), name.c_str(), H5P_DEFAULT), H5Gclose};
+    if (group.id.get() < 0) fail(group, "cannot be opened as a group");
+    return group;
+}
+
+bool has_member(const Object& group, const std::string& name) {
+    return H5Lexists(group.id.get(), name.c_str(), H5P_DEFAULT) > 0;
+}
+
+std::vector<std::string> members(const Object& group) {
+    std::vector<std::string> names;
+    const auto add = [](hid_t, const char* name, const auto*, void* to) -> herr_t {
+        static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+        return 0;
+    };
+    // A copy made by another tool may not have kept the order of creation.
+    if (H5Literate(group.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &names) < 0) {
+        names.clear();
+        check(group, H5Literate(group.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &names),
+              "its members cannot be listed");
+    }
+    return names;
+}
+
+}  // namespace ftmpi::hdf5

@@ -1,0 +1,112 @@
+// The HDF5 C library as the schema needs it: ids that close themselves, errors as one sentence, and three shapes of data
+// (short text as attributes, arrays with a unit, lists of strings). Works with the serial and the parallel library; nothing
+// here is collective.
+#pragma once
+
+#include <hdf5.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../error.hpp"
+
+namespace ftmpi::hdf5 {
+
+/// Owner of an HDF5 id.
+class Id {
+public:
+    using Close = herr_t (*)(hid_t);
+    Id() = default;
+    Id(hid_t id, Close close) : id_(id), close_(close) {}
+    Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+    Id& operator=(Id&& other) noexcept {
+        std::swap(id_, other.id_);
+        std::swap(close_, other.close_);
+        return *this;
+    }
+    ~Id() { close(); }
+    /// False when the library reports a failure, for a file: that not all of it could be written.
+    bool close() { return id_ < 0 || close_(std::exchange(id_, -1)) >= 0; }
+    hid_t get() const { return id_; }
+
+private:
+    hid_t id_ = -1;
+    Close close_ = nullptr;
+};
+
+/// A file's root or a group, with the names that messages use.
+struct Object {
+    Id id;
+    std::string file;
+    std::string path;              ///< "" for the root, "/requests/3"
+    Exit code = Exit::failure;     ///< what a failure leads to: failure when writing, bad_input when reading
+    std::uint64_t file_bytes = 0;  ///< when reading: bounds what a dataset may claim to hold
+};
+
+/// Throws Error: "FILE: /object: WHAT: the innermost entry of HDF5's error stack".
+[[noreturn]] void fail(const Object& at, const std::string& what);
+
+inline Id checked(const Object& at, Id id, const std::string& what) {
+    if (id.get() < 0) fail(at, what);
+    return id;
+}
+inline void check(const Object& at, herr_t status, const std::string& what) {
+    if (status < 0) fail(at, what);
+}
+
+/// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
+Id create_file(const std::filesystem::path& path);
+/// An existing file, for reading. Says what is wrong when it is missing, no HDF5 file, or truncated.
+Id open_file(const std::filesystem::path& path);
+
+Object create_group(const Object& parent, const std::string& name);
+Object open_group(const Object& parent, const std::string& name);
+bool has_member(const Object& group, const std::string& name);
+/// Names of members, in the order of their creation.
+std::vector<std::string> members(const Object& group);
+
+/// Text up to this many bytes may be an attribute (the library's limit for an object header is 64 KiB).
+inline constexpr std::size_t attribute_limit = 60'000;
+enum class Bytes { if_needed, always };
+
+void write_integer(const Object& at, const std::string& name, std::int64_t value);
+/// Attribute `name` holds readable text; when that is not the exact text, `name`_replaced = 1 says so. From attribute_limit
+/// on there is no attribute. Dataset `name`_bytes holds the exact bytes: always, or when the attribute does not.
+void write_text(const Object& at, const std::string& name, std::string_view text, Bytes bytes = Bytes::if_needed);
+/// A scalar string dataset, for text of any length.
+void write_document(const Object& at, const std::string& name, std::string_view text);
+/// One string an element; attribute `replaced` = 1 when one was not UTF-8.
+void write_strings(const Object& at, const std::string& name, const std::vector<std::string>& values);
+/// Strings of 64 characters.
+void write_hashes(const Object& at, const std::string& name, const std::string& characters);
+
+/// T is std::uint8_t, std::int32_t, std::int64_t, float or double. No dims: a scalar. An empty unit is not written.
+template <class T>
+void write_array(const Object& at, const std::string& name, std::span<const T> values, const std::vector<hsize_t>& dims,
+                 const std::string& unit = {});
+template <class T>
+void write_list(const Object& at, const std::string& name, const std::vector<T>& values, const std::string& unit = {}) {
+    write_array<T>(at, name, values, {values.size()}, unit);
+}
+
+/// Absent, or not an integer: nothing.
+std::optional<std::int64_t> read_integer(const Object& at, const std::string& name);
+/// Text that write_text has written; nothing when neither attribute nor dataset is there.
+std::optional<std::string> read_text(const Object& at, const std::string& name);
+/// Names of string attributes in the order of their creation.
+std::vector<std::string> text_attributes(const Object& at);
+std::string read_document(const Object& at, const std::string& name);
+/// A list of strings, or of numbers written as decimal text.
+std::vector<std::string> read_strings(const Object& at, const std::string& name);
+std::string read_hashes(const Object& at, const std::string& name);
+/// The elements; `dims`, if given, gets the shape.
+template <class T>
+std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims = nullptr);
+
+}  // namespace ftmpi::hdf5

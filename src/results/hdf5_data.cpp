@@ -1,0 +1,320 @@
+// Attributes and datasets, written and read back.
+#include <array>
+#include <charconv>
+#include <type_traits>
+
+#include "hdf5.hpp"
+#include "utf8.hpp"
+
+namespace ftmpi::hdf5 {
+
+namespace {
+
+Id new_text_type(std::size_t size) {
+    Id type(H5Tcopy(H5T_C_S1), H5Tclose);
+    H5Tset_size(type.get(), size);
+    H5Tset_cset(type.get(), size == H5T_VARIABLE ? H5T_CSET_UTF8 : H5T_CSET_ASCII);
+    if (size != H5T_VARIABLE) H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+    return type;
+}
+
+// Types and property lists that are used for each of thousands of datasets are made once: making one costs as much as
+// writing a small dataset.
+
+hid_t text_type() {
+    static const Id type = new_text_type(H5T_VARIABLE);
+    return type.get();
+}
+
+hid_t hash_type() {
+    static const Id type = new_text_type(64);
+    return type.get();
+}
+
+Id space_of(const std::vector<hsize_t>& dims) {
+    if (dims.empty()) return {H5Screate(H5S_SCALAR), H5Sclose};
+    return {H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose};
+}
+
+template <class T>
+hid_t memory_type() {
+    if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_NATIVE_UINT8;
+    if constexpr (std::is_same_v<T, std::int32_t>) return H5T_NATIVE_INT32;
+    if constexpr (std::is_same_v<T, std::int64_t>) return H5T_NATIVE_INT64;
+    if constexpr (std::is_same_v<T, float>) return H5T_NATIVE_FLOAT;
+    if constexpr (std::is_same_v<T, double>) return H5T_NATIVE_DOUBLE;
+}
+
+template <class T>
+hid_t file_type() {
+    if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_STD_U8LE;
+    if constexpr (std::is_same_v<T, std::int32_t>) return H5T_STD_I32LE;
+    if constexpr (std::is_same_v<T, std::int64_t>) return H5T_STD_I64LE;
+    if constexpr (std::is_same_v<T, float>) return H5T_IEEE_F32LE;
+    if constexpr (std::is_same_v<T, double>) return H5T_IEEE_F64LE;
+}
+
+Id new_layout(bool compact) {
+    Id dcpl(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(dcpl.get(), false);
+    if (compact) H5Pset_layout(dcpl.get(), H5D_COMPACT);
+    return dcpl;
+}
+
+/// Small data lies inside the object header: one block a dataset instead of two.
+hid_t layout_for(std::size_t bytes) {
+    constexpr std::size_t compact_limit = 8192;
+    static const Id compact = new_layout(true), contiguous = new_layout(false);
+    return bytes > 0 && bytes <= compact_limit ? compact.get() : contiguous.get();
+}
+
+/// Strings are converted through a buffer that the library makes 1 MiB large and clears for each call unless told otherwise.
+hid_t small_buffer() {
+    static const Id dxpl = [] {
+        Id list(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
+        H5Pset_buffer(list.get(), 16 * 1024, nullptr, nullptr);
+        return list;
+    }();
+    return dxpl.get();
+}
+
+Object write_dataset(const Object& at, const std::string& name, hid_t stored, hid_t memory, const std::vector<hsize_t>& dims,
+                     std::size_t bytes, const void* data) {
+    const Id space = space_of(dims);
+    const std::string path = at.path + "/" + name;
+    Object dataset{
+        {H5Dcreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, layout_for(bytes), H5P_DEFAULT), H5Dclose},
+        at.file,
+        path,
+        at.code};
+    if (dataset.id.get() < 0) fail(dataset, "cannot be created");
+    if (bytes > 0)
+        check(dataset, H5Dwrite(dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), data), "cannot be written");
+    return dataset;
+}
+
+void write_string(const Object& at, const std::string& name, const std::string& text) {
+    const Id space = space_of({});
+    const Id attribute =
+        checked(at, {H5Acreate2(at.id.get(), name.c_str(), text_type(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
+                "attribute " + name + " cannot be created");
+    const char* value = text.c_str();
+    check(at, H5Awrite(attribute.get(), text_type(), &value), "attribute " + name + " cannot be written");
+}
+
+/// An open dataset with its shape, its size compared with the file's before anything is allocated.
+struct Stored {
+    Object dataset;
+    Id type;
+    std::vector<hsize_t> dims;
+    std::size_t elements = 1;
+};
+
+Stored open_dataset(const Object& at, const std::string& name, std::size_t element_bytes) {
+    Stored s{{{}, at.file, at.path + "/" + name, at.code}, {}, {}};
+    if (!has_member(at, name)) throw Error(at.code, at.file + ": " + s.dataset.path + ": this dataset is missing");
+    s.dataset.id = {H5Dopen2(at.id.get(), name.c_str(), H5P_DEFAULT), H5Dclose};
+    if (s.dataset.id.get() < 0) fail(s.dataset, "cannot be opened as a dataset");
+    s.type = checked(s.dataset, {H5Dget_type(s.dataset.id.get()), H5Tclose}, "its type cannot be read");
+    const Id space = checked(s.dataset, {H5Dget_space(s.dataset.id.get()), H5Sclose}, "its shape cannot be read");
+    const int rank = H5Sget_simple_extent_ndims(space.get());
+    if (rank < 0 || H5Sget_simple_extent_type(space.get()) == H5S_NULL) fail(s.dataset, "has no shape");
+    s.dims.resize(static_cast<std::size_t>(rank));
+    if (rank > 0) check(s.dataset, H5Sget_simple_extent_dims(space.get(), s.dims.data(), nullptr), "its shape cannot be read");
+    // deflate, which h5repack may have added, makes data at most about 1,030 times smaller
+    const std::uint64_t limit = (at.file_bytes + 1024) * 1100 / element_bytes;
+    for (const hsize_t d : s.dims) {
+        if (d != 0 && s.elements > limit / d)
+            throw Error(at.code, at.file + ": " + s.dataset.path + ": claims more elements than the file can hold");
+        s.elements *= static_cast<std::size_t>(d);
+    }
+    return s;
+}
+
+/// Reads variable-length strings by `read(type, char**)`.
+template <class Read>
+std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t stored, std::size_t n, Read read) {
+    if (H5Tget_class(stored) != H5T_STRING || H5Tis_variable_str(stored) <= 0)
+        throw Error(at.code, at.file + ": " + at.path + ": " + what + "is not a variable-length string");
+    const Id type = new_text_type(H5T_VARIABLE);
+    H5Tset_cset(type.get(), H5Tget_cset(stored));
+    std::vector<char*> pointers(n, nullptr);
+    if (n > 0) check(at, read(type.get(), pointers.data()), what + "cannot be read");
+    std::vector<std::string> values;
+    for (char* p : pointers) {
+        values.emplace_back(p ? p : "");
+        H5free_memory(p);
+    }
+    return values;
+}
+
+template <class T>
+std::string decimal(T value) {
+    std::array<char, 40> text;
+    const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+    return {text.data(), end};
+}
+
+}  // namespace
+
+void write_integer(const Object& at, const std::string& name, std::int64_t value) {
+    const Id space = space_of({});
+    const Id attribute =
+        checked(at, {H5Acreate2(at.id.get(), name.c_str(), H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
+                "attribute " + name + " cannot be created");
+    check(at, H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be written");
+}
+
+void write_text(const Object& at, const std::string& name, std::string_view text, Bytes bytes) {
+    bool exact = false;
+    if (text.size() < attribute_limit) {
+        const std::string readable = readable_text(text);
+        exact = readable == text;
+        write_string(at, name, readable);
+        if (!exact) write_integer(at, name + "_replaced", 1);
+    }
+    if (exact && bytes == Bytes::if_needed) return;
+    write_array<std::uint8_t>(at, name + "_bytes", {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
+                              {text.size()});
+}
+
+void write_document(const Object& at, const std::string& name, std::string_view text) {
+    const std::string readable = readable_text(text);
+    const char* value = readable.c_str();
+    write_dataset(at, name, text_type(), text_type(), {}, sizeof value, &value);
+}
+
+void write_strings(const Object& at, const std::string& name, const std::vector<std::string>& values) {
+    std::vector<std::string> readable;
+    std::vector<const char*> pointers;
+    bool exact = true;
+    for (const auto& value : values) {
+        readable.push_back(readable_text(value));
+        exact = exact && readable.back() == value;
+    }
+    for (const auto& value : readable) pointers.push_back(value.c_str());
+    const Object dataset =
+        write_dataset(at, name, text_type(), text_type(), {values.size()}, pointers.size() * sizeof(char*), pointers.data());
+    if (!exact) write_integer(dataset, "replaced", 1);
+}
+
+void write_hashes(const Object& at, const std::string& name, const std::string& characters) {
+    write_dataset(at, name, hash_type(), hash_type(), {characters.size() / 64}, characters.size(), characters.data());
+}
+
+template <class T>
+void write_array(const Object& at, const std::string& name, std::span<const T> values, const std::vector<hsize_t>& dims,
+                 const std::string& unit) {
+    const Object dataset = write_dataset(at, name, file_type<T>(), memory_type<T>(), dims, values.size_bytes(), values.data());
+    if (!unit.empty()) write_string(dataset, "unit", unit);
+}
+
+std::optional<std::int64_t> read_integer(const Object& at, const std::string& name) {
+    if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
+    const Id attribute =
+        checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose}, "attribute " + name + " cannot be opened");
+    const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
+    if (H5Tget_class(type.get()) != H5T_INTEGER || H5Sget_simple_extent_npoints(space.get()) != 1) return std::nullopt;
+    std::int64_t value = 0;
+    check(at, H5Aread(attribute.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be read");
+    return value;
+}
+
+std::optional<std::string> read_text(const Object& at, const std::string& name) {
+    if (has_member(at, name + "_bytes")) {
+        const auto bytes = read_array<std::uint8_t>(at, name + "_bytes");
+        return std::string(bytes.begin(), bytes.end());
+    }
+    if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
+    const Id attribute =
+        checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose}, "attribute " + name + " cannot be opened");
+    const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
+    if (H5Sget_simple_extent_npoints(space.get()) != 1)
+        throw Error(at.code, at.file + ": " + at.path + ": attribute " + name + " is not one string");
+    return variable_strings(at, "attribute " + name + " ", type.get(), 1,
+                            [&](hid_t memory, char** to) { return H5Aread(attribute.get(), memory, to); })[0];
+}
+
+std::vector<std::string> text_attributes(const Object& at) {
+    std::vector<std::string> names;
+    const auto add = [](hid_t object, const char* name, const H5A_info_t*, void* to) -> herr_t {
+        const Id attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
+        const Id type(H5Aget_type(attribute.get()), H5Tclose);
+        if (H5Tget_class(type.get()) == H5T_STRING) static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+        return 0;
+    };
+    if (H5Aiterate2(at.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &names) < 0) {
+        names.clear();
+        check(at, H5Aiterate2(at.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &names),
+              "its attributes cannot be listed");
+    }
+    return names;
+}
+
+std::string read_document(const Object& at, const std::string& name) {
+    const Stored s = open_dataset(at, name, 1);
+    if (s.elements != 1) throw Error(at.code, at.file + ": " + s.dataset.path + ": is not one string");
+    return variable_strings(s.dataset, "", s.type.get(), 1, [&](hid_t memory, char** to) {
+        return H5Dread(s.dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), to);
+    })[0];
+}
+
+std::vector<std::string> read_strings(const Object& at, const std::string& name) {
+    const Stored s = open_dataset(at, name, sizeof(std::int64_t));
+    const H5T_class_t kind = H5Tget_class(s.type.get());
+    std::vector<std::string> values;
+    if (kind == H5T_INTEGER)
+        for (const auto v : read_array<std::int64_t>(at, name)) values.push_back(decimal(v));
+    else if (kind == H5T_FLOAT)
+        for (const auto v : read_array<double>(at, name)) values.push_back(decimal(v));
+    else
+        values = variable_strings(s.dataset, "", s.type.get(), s.elements, [&](hid_t memory, char** to) {
+            return H5Dread(s.dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), to);
+        });
+    return values;
+}
+
+std::string read_hashes(const Object& at, const std::string& name) {
+    const Stored s = open_dataset(at, name, 64);
+    if (H5Tget_class(s.type.get()) != H5T_STRING || H5Tis_variable_str(s.type.get()) != 0 || H5Tget_size(s.type.get()) != 64)
+        throw Error(at.code, at.file + ": " + s.dataset.path + ": does not hold strings of 64 characters");
+    std::string characters(s.elements * 64, '\0');
+    if (s.elements > 0)
+        check(s.dataset, H5Dread(s.dataset.id.get(), s.type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, characters.data()),
+              "cannot be read");
+    return characters;
+}
+
+template <class T>
+std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims) {
+    const Stored s = open_dataset(at, name, sizeof(T));
+    const H5T_class_t wanted = std::is_integral_v<T> ? H5T_INTEGER : H5T_FLOAT;
+    if (H5Tget_class(s.type.get()) != wanted || H5Tget_size(s.type.get()) > sizeof(T))
+        throw Error(at.code, at.file + ": " + s.dataset.path + ": does not hold " +
+                                 (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") + " of at most " +
+                                 std::to_string(8 * sizeof(T)) + " bits");
+    std::vector<T> values(s.elements);
+    if (s.elements > 0)
+        check(s.dataset, H5Dread(s.dataset.id.get(), memory_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
+              "cannot be read");
+    if (dims) *dims = s.dims;
+    return values;
+}
+
+template void write_array<std::uint8_t>(const Object&, const std::string&, std::span<const std::uint8_t>,
+                                        const std::vector<hsize_t>&, const std::string&);
+template void write_array<std::int32_t>(const Object&, const std::string&, std::span<const std::int32_t>,
+                                        const std::vector<hsize_t>&, const std::string&);
+template void write_array<std::int64_t>(const Object&, const std::string&, std::span<const std::int64_t>,
+                                        const std::vector<hsize_t>&, const std::string&);
+template void write_array<float>(const Object&, const std::string&, std::span<const float>, const std::vector<hsize_t>&,
+                                 const std::string&);
+template void write_array<double>(const Object&, const std::string&, std::span<const double>, const std::vector<hsize_t>&,
+                                  const std::string&);
+template std::vector<std::uint8_t> read_array<std::uint8_t>(const Object&, const std::string&, std::vector<hsize_t>*);
+template std::vector<std::int32_t> read_array<std::int32_t>(const Object&, const std::string&, std::vector<hsize_t>*);
+template std::vector<std::int64_t> read_array<std::int64_t>(const Object&, const std::string&, std::vector<hsize_t>*);
+template std::vector<float> read_array<float>(const Object&, const std::string&, std::vector<hsize_t>*);
+template std::vector<double> read_array<double>(const Object&, const std::string&, std::vector<hsize_t>*);
+
+}  // namespace ftmpi::hdf5

@@ -1,0 +1,227 @@
+#include "journal.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "../digest.hpp"
+#include "../error.hpp"
+
+namespace ftmpi {
+
+namespace {
+
+constexpr std::string_view magic = "ftmpi journal 1\n";
+constexpr std::size_t head_bytes = 24;
+
+using Check = std::array<char, 8>;
+
+Check check_of(std::int64_t number, std::string_view bytes) {
+    Digest digest;
+    digest.update(&number, sizeof number);
+    digest.update(bytes.data(), bytes.size());
+    const Sha256 value = digest.value();
+    Check check;
+    std::memcpy(check.data(), value.data(), check.size());
+    return check;
+}
+
+std::string head_of(std::int64_t number, std::string_view payload) {
+    const std::uint64_t length = payload.size();
+    std::string head(reinterpret_cast<const char*>(&length), sizeof length);
+    const Check of_length = check_of(number, head), of_payload = check_of(number, payload);
+    head.append(of_length.data(), of_length.size());
+    head.append(of_payload.data(), of_payload.size());
+    return head;
+}
+
+std::string counted(std::int64_t n, const std::string& noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
+
+}  // namespace
+
+JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run, const OnRequest& on_request) {
+    const auto read = [&](void* to, std::size_t bytes, std::uint64_t at) {
+        if (const int error = read_all(fd, to, bytes, at); error > 0)
+            throw Error(Exit::failure, path.string() + ": cannot be read at byte " + std::to_string(at) + ": " + reason(error));
+        else if (error < 0)
+            throw Error(Exit::failure, path.string() + ": became shorter while it was read");
+    };
+    const std::uint64_t size = size_of_file(fd);
+    JournalEnd end;
+    const auto stop = [&](JournalEnd::Kind kind, const std::string& what) {
+        end.kind = kind;
+        end.note = path.string() + ": after " + counted(end.requests, "finished request") + ", at byte " +
+                   std::to_string(end.whole_bytes) + ", " + what + "; the " +
+                   counted(static_cast<std::int64_t>(size - end.whole_bytes), "byte") + " from there on were left out";
+        return end;
+    };
+
+    std::string begin(std::min<std::uint64_t>(size, magic.size()), '\0');
+    read(begin.data(), begin.size(), 0);
+    if (begin != magic.substr(0, begin.size()))
+        throw Error(Exit::bad_input, path.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
+    if (size < magic.size()) return size == 0 ? end : stop(JournalEnd::Kind::torn, "the first line is incomplete");
+    end.whole_bytes = magic.size();
+
+    std::string payload;
+    while (end.whole_bytes < size) {
+        const std::uint64_t left = size - end.whole_bytes;
+        std::array<char, head_bytes> head;
+        if (left < head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
+        read(head.data(), head_bytes, end.whole_bytes);
+        std::uint64_t length = 0;
+        std::memcpy(&length, head.data(), sizeof length);
+        const Check of_length = check_of(end.records, {head.data(), 8});
+        if (std::memcmp(of_length.data(), head.data() + 8, 8) != 0)
+            return stop(JournalEnd::Kind::damaged, "bytes follow that are no record, or a record's length was changed");
+        if (length > left - head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
+        payload.resize(length);
+        read(payload.data(), payload.size(), end.whole_bytes + head_bytes);
+        const Check of_payload = check_of(end.records, payload);
+        if (std::memcmp(of_payload.data(), head.data() + 16, 8) != 0) {
+            // A disk that lost power may hold the length but not yet the bytes of the last record.
+            const bool last = length == left - head_bytes;
+            return stop(last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
+                        std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
+        }
+        try {
+            const RecordKind kind = kind_of(payload);
+            if (kind == RecordKind::run) {
+                on_run(decode_run(payload));
+            } else {
+                on_request(decode_request(payload));
+                ++end.requests;
+            }
+        } catch (const Error& error) {
+            if (error.code() != Exit::bad_input) throw;
+            throw Error(Exit::bad_input, path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
+        }
+        ++end.records;
+        end.whole_bytes += head_bytes + length;
+    }
+    return end.records > 0 ? end : stop(JournalEnd::Kind::torn, "the record of the run is missing");
+}
+
+Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path)) {
+    // The file may be renamed or removed by its owner between our open and our lock; then the lock is on a file without
+    // a name, and the next try meets the new state.
+    for (int attempt = 0; attempt < 16; ++attempt) {
+        const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (open == Open::existing_or_new ? O_CREAT : 0);
+        file_ = Descriptor(::open(path_.c_str(), flags, 0666));
+        if (file_.get() < 0) {
+            const int error = errno;
+            throw Error(Exit::failure,
+                        path_.string() +
+                            (open == Open::existing_or_new ? ": cannot be created: " : ": cannot be opened for writing: ") +
+                            reason(error),
+                        "choose an --output in a folder that can be written");
+        }
+        lock();
+        struct stat held {
+        }, named{};
+        if (::fstat(file_.get(), &held) == 0 && ::stat(path_.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+            held.st_dev == named.st_dev) {
+            if (!S_ISREG(held.st_mode)) throw Error(Exit::failure, path_.string() + ": is not a regular file");
+            was_empty_ = held.st_size == 0;
+            return;
+        }
+    }
+    throw Error(Exit::failure, path_.string() + ": is replaced again and again by other processes");
+}
+
+void Journal::lock() {
+    lock_warning_.clear();
+    // HDF5's readers use flock. It is only tried here, and let go at once: where it is made of the lock below (NFS), the two
+    // would exclude each other.
+    if (::flock(file_.get(), LOCK_SH | LOCK_NB) == 0)
+        ::flock(file_.get(), LOCK_UN);
+    else
+        lock_warning_ = folder_of(path_).string() + ": flock does not work on this file system: " + reason(errno) +
+                        "; the result is written without it, but to read it there with h5dump or h5py set "
+                        "HDF5_USE_FILE_LOCKING=FALSE";
+    struct flock whole {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0) return;
+    const int error = errno;
+    if (error == EAGAIN || error == EACCES)
+        throw Error(Exit::failure, path_.string() + ": another process is writing this output",
+                    "wait for it, or choose another --output");
+    if (lock_warning_.empty())
+        lock_warning_ = folder_of(path_).string() + ": this file system cannot lock files: " + reason(error) +
+                        "; the result is written all the same; to read it there with h5dump or h5py set "
+                        "HDF5_USE_FILE_LOCKING=FALSE";
+    lock_warning_ += "; two runs with the same --output would not notice each other";
+}
+
+void Journal::fail(const std::string& doing, int error) const {
+    throw Error(Exit::failure, path_.string() + ": " + doing + ": " + reason(error),
+                records_ > 1 ? "the records before it are safe; make room, then go on with --resume or make the result with "
+                               "`ftmpi recover`"
+                             : "choose an --output on a disk with room");
+}
+
+JournalEnd Journal::scan(const OnRun& on_run, const OnRequest& on_request) {
+    const JournalEnd end = scan_journal(file_.get(), path_, on_run, on_request);
+    end_ = end.whole_bytes;
+    records_ = end.records;
+    return end;
+}
+
+void Journal::start(const JournalRun& run) {
+    end_ = 0;
+    records_ = 0;
+    if (::ftruncate(file_.get(), 0) != 0) fail("cannot be emptied", errno);
+    if (const int error = write_all(file_.get(), magic, 0)) {
+        [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), 0);
+        fail("cannot be written", error);
+    }
+    end_ = magic.size();
+    append(encode(run));
+    if (const int error = flush_path(folder_of(path_))) fail("its folder cannot be flushed", error);
+}
+
+void Journal::append_unflushed(std::string_view record) {
+    const std::string head = head_of(records_, record);
+    int error = write_all(file_.get(), head, end_);
+    if (!error) error = write_all(file_.get(), record, end_ + head.size());
+    // What lies behind a torn tail of an earlier run goes with the first record that is written over it.
+    const std::uint64_t end = end_ + head.size() + record.size();
+    if (!error && size_of_file(file_.get()) > end && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) error = errno;
+    if (error) {
+        [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), static_cast<off_t>(end_));
+        fail("a record of " + std::to_string(record.size()) + " bytes cannot be written", error);
+    }
+    end_ = end;
+    ++records_;
+}
+
+void Journal::append(std::string_view record) {
+    const std::uint64_t end = end_;
+    append_unflushed(record);
+    int error = 0;
+    while (::fdatasync(file_.get()) != 0) {
+        if (errno == EINTR) continue;
+        error = errno;
+        break;
+    }
+    if (error == 0 || error == EINVAL) return;
+    [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), static_cast<off_t>(end));
+    end_ = end;
+    --records_;
+    fail("a record of " + std::to_string(record.size()) + " bytes cannot be flushed to the disk", error);
+}
+
+void Journal::flush() {
+    if (::fdatasync(file_.get()) != 0 && errno != EINVAL && errno != EINTR) fail("cannot be flushed to the disk", errno);
+}
+
+void Journal::remove() noexcept { ::unlink(path_.c_str()); }
+
+}  // namespace ftmpi

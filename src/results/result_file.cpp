@@ -1,0 +1,325 @@
+// ResultFile: what is found at the start, what is kept, and the way from the journal to the file.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <set>
+
+#include "../digest.hpp"
+#include "../error.hpp"
+#include "journal.hpp"
+#include "schema.hpp"
+#include "seal.hpp"
+
+namespace fs = std::filesystem;
+
+namespace ftmpi {
+
+namespace {
+
+fs::path with_suffix(const fs::path& path, const char* suffix) { return path.string() + suffix; }
+
+/// The file that will be written: the end of a symbolic link, in a folder that exists.
+fs::path output_target(const fs::path& path) {
+    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, "--output " + path.string() + ": " + what); };
+    if (path.empty() || path.filename().empty() || path.filename() == "." || path.filename() == "..") refuse("names no file");
+    std::error_code error;
+    const bool link = fs::symlink_status(path, error).type() == fs::file_type::symlink;
+    const fs::file_status status = fs::status(path, error);
+    if (link && status.type() == fs::file_type::not_found) refuse("is a symbolic link to something that does not exist");
+    if (status.type() == fs::file_type::directory) refuse("is a directory; name a file in it");
+    if (status.type() == fs::file_type::none) refuse(error.message());
+    if (status.type() != fs::file_type::not_found && status.type() != fs::file_type::regular) refuse("is not a regular file");
+    if (!fs::is_directory(folder_of(path), error)) refuse("its folder " + folder_of(path).string() + " does not exist");
+    return link ? fs::canonical(path) : path;
+}
+
+/// Creates and removes an empty HDF5 file, so that trouble is met before the model is loaded.
+void try_hdf5(const fs::path& part) {
+    std::error_code ignored;
+    try {
+        hdf5::Object file{hdf5::create_file(part), part.string(), "", Exit::failure};
+        if (!file.id.close()) hdf5::fail(file, "cannot be closed");
+    } catch (...) {
+        fs::remove(part, ignored);
+        throw;
+    }
+    fs::remove(part, ignored);
+}
+
+/// The whole records of a journal without their contents.
+struct JournalIndex {
+    std::optional<JournalRun> first, last;
+    std::set<std::int64_t> indices;
+    JournalEnd end;
+};
+
+JournalIndex index_journal(Journal& journal) {
+    JournalIndex found;
+    found.end = journal.scan(
+        [&](JournalRun&& run) {
+            if (!found.first) found.first = run;
+            found.last = std::move(run);
+        },
+        [&](RequestRecord&& request) { found.indices.insert(request.index); });
+    return found;
+}
+
+/// A result file's journal id, or nothing when it cannot be read as one.
+std::string journal_id_of(const fs::path& file) {
+    try {
+        return SchemaReader(file).run().journal_id;
+    } catch (const Error&) {
+        return {};
+    }
+}
+
+std::string new_journal_id(const RunRecord& run) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    return hex(sha256(run.identity + std::to_string(now) + " " + std::to_string(::getpid()))).substr(0, 32);
+}
+
+/// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET. Returns the number of
+/// requests. On failure there is no .part, and TARGET is as it was.
+std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target, const SchemaReader* other,
+                          const SummaryRecord& summary, bool complete, bool may_replace) {
+    const fs::path part = with_suffix(target, ".part");
+    try {
+        SchemaWriter writer(part, run);
+        std::set<std::int64_t> written;
+        const auto add = [&](const RequestRecord& request) {
+            if (written.insert(request.index).second) writer.add(request);
+        };
+        journal.scan([](JournalRun&&) {}, [&](RequestRecord&& request) { add(request); });
+        if (other)
+            for (const auto index : other->indices())
+                if (!written.contains(index)) add(other->request(index, true));
+        writer.close(summary, complete);
+        seal_file(part);
+        if (const int error = flush_path(part))
+            throw Error(Exit::failure, part.string() + ": cannot be flushed to the disk: " + reason(error));
+        std::error_code error;
+        if (!may_replace && fs::exists(target, error))
+            throw Error(Exit::failure, target.string() + ": was created by another program during the run and is not replaced");
+        fs::rename(part, target, error);
+        if (error)
+            throw Error(Exit::failure,
+                        target.string() + ": " + part.string() + " cannot be renamed to it: " + reason(error.value()));
+        flush_path(folder_of(target));
+        return static_cast<std::int64_t>(written.size());
+    } catch (const Error& error) {
+        // Emptied first: HDF5 may still hold the file open after a failed close, and its blocks are needed by others.
+        [[maybe_unused]] const int ignored = ::truncate(part.c_str(), 0);
+        ::unlink(part.c_str());
+        throw Error(error.code() == Exit::bad_input ? Exit::failure : error.code(), error.what(),
+                    "the finished requests are safe in " + journal.path().string() +
+                        "; when this is put right, `ftmpi recover " + target.string() + "` makes the result of them" +
+                        (error.hint().empty() ? "" : "; " + error.hint()));
+    }
+}
+
+}  // namespace
+
+struct ResultFile::State {
+    State(fs::path path, RunRecord record, Existing existing);
+    ~State() {
+        if (!done && indices.empty()) journal.remove();
+    }
+    void keep_earlier(JournalIndex& found, bool file_exists);
+
+    fs::path given, target;
+    Journal journal;
+    JournalRun run;
+    std::set<std::int64_t> indices;
+    std::vector<std::int64_t> finished;
+    std::string warning;
+    bool may_replace = false, done = false;
+};
+
+ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
+    : given(std::move(path)),
+      target([&] {
+          check_names(record);
+          auto resolved = output_target(given);
+          if (existing == Existing::refuse && fs::exists(resolved))
+              throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
+                          "add --overwrite to replace it or --resume to go on from it, or choose another --output");
+          return resolved;
+      }()),
+      journal(with_suffix(target, ".journal"), Journal::Open::existing_or_new) {
+    warning = journal.lock_warning();
+    const bool was_empty = journal.was_empty();
+    try {
+        const bool file_exists = fs::exists(target);
+        JournalIndex found = index_journal(journal);
+        // A run that was killed between the rename and the removal of its journal has lost nothing.
+        if (found.first && file_exists && journal_id_of(target) == found.first->journal_id) found = {};
+        const bool worth_keeping = !found.indices.empty() || found.end.kind == JournalEnd::Kind::damaged;
+        if (existing == Existing::refuse && worth_keeping)
+            throw Error(Exit::usage,
+                        journal.path().string() + " holds " + std::to_string(found.indices.size()) +
+                            " finished requests of a run that did not end",
+                        "`ftmpi recover " + given.string() +
+                            "` makes their result, --resume goes on from them, --overwrite drops them");
+        try_hdf5(with_suffix(target, ".part"));
+        run.run = std::move(record);
+        run.journal_id = new_journal_id(run.run);
+        may_replace = file_exists;
+        if (existing == Existing::resume)
+            keep_earlier(found, file_exists);
+        else
+            journal.start(run);
+    } catch (...) {
+        if (was_empty) journal.remove();
+        throw;
+    }
+    finished.assign(indices.begin(), indices.end());
+}
+
+void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
+    const auto need_same = [&](const fs::path& from, const std::string& identity) {
+        const std::string difference = identity_difference(identity, run.run.identity);
+        if (!difference.empty())
+            throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
+                        "give the same model, prompts and options, or choose another --output");
+    };
+    const bool from_journal = !found.indices.empty();
+    if (found.end.kind == JournalEnd::Kind::damaged)
+        throw Error(
+            Exit::bad_input, found.end.note,
+            "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
+    if (from_journal) need_same(journal.path(), found.last->run.identity);
+    std::optional<SchemaReader> file;
+    std::int64_t session = from_journal ? found.last->session + 1 : 0;
+    if (file_exists && (!from_journal || found.first->keeps_file)) {
+        file.emplace(target);
+        const JournalRun before = file->run();
+        need_same(target, before.run.identity);
+        if (!file->indices().empty()) session = std::max(session, before.session + 1);
+    }
+    run.session = session;
+    if (from_journal) {
+        if (!found.end.note.empty()) warning += (warning.empty() ? "" : "; ") + found.end.note;
+        run.journal_id = found.first->journal_id;
+        run.keeps_file = found.first->keeps_file;
+        indices = std::move(found.indices);
+        journal.append(encode(run));
+    } else {
+        run.keeps_file = file.has_value();
+        journal.start(run);
+    }
+    if (!file) return;
+    for (const auto index : file->indices()) {
+        if (indices.contains(index)) continue;
+        const RequestRecord request = file->request(index, true);
+        journal.append_unflushed(encode(request, request.session));
+        indices.insert(index);
+    }
+    journal.flush();
+}
+
+ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing)
+    : state_(std::make_unique<State>(std::move(path), std::move(run), existing)) {}
+ResultFile::~ResultFile() = default;
+
+const fs::path& ResultFile::path() const { return state_->given; }
+const std::string& ResultFile::warning() const { return state_->warning; }
+const std::vector<std::int64_t>& ResultFile::finished() const { return state_->finished; }
+
+void ResultFile::append(const RequestRecord& request) {
+    check_shapes(request);
+    if (state_->done) throw Error(Exit::failure, "results: a request was appended after the end");
+    if (state_->indices.contains(request.index))
+        throw Error(Exit::failure, "results: request " + std::to_string(request.index) + " was appended twice");
+    state_->journal.append(encode(request, state_->run.session));
+    state_->indices.insert(request.index);
+}
+
+void ResultFile::finish(const SummaryRecord& summary) {
+    State& s = *state_;
+    if (s.done) throw Error(Exit::failure, "results: finished twice");
+    if (const auto found = index_journal(s.journal); found.indices != s.indices)
+        throw Error(Exit::failure,
+                    s.journal.path().string() + ": holds " + std::to_string(found.indices.size()) + " of " +
+                        std::to_string(s.indices.size()) + " finished requests: it was changed by another program. " +
+                        found.end.note,
+                    "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
+    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.may_replace);
+    s.done = true;
+    s.journal.remove();
+}
+
+std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* note) {
+    if (note) note->clear();
+    const fs::path target = output_target(h5);
+    const fs::path journal_path = with_suffix(target, ".journal");
+    const bool file_exists = fs::exists(target);
+    if (!fs::exists(journal_path))
+        throw Error(Exit::bad_input, journal_path.string() + " does not exist: there is nothing to recover" +
+                                         (file_exists ? "; " + h5.string() + " is there" : ""));
+    Journal journal(journal_path, Journal::Open::existing_only);
+    const JournalIndex found = index_journal(journal);
+    if (found.first && file_exists && journal_id_of(target) == found.first->journal_id) {
+        const auto requests = static_cast<std::int64_t>(SchemaReader(target).indices().size());
+        journal.remove();
+        if (note) *note = h5.string() + " was whole already; only its journal was left to remove";
+        return requests;
+    }
+    if (found.indices.empty())
+        throw Error(Exit::bad_input, journal_path.string() + " holds no finished request: there is nothing to recover" +
+                                         (found.end.note.empty() ? "" : "; " + found.end.note));
+    std::optional<SchemaReader> file;
+    if (file_exists && found.first->keeps_file) file.emplace(target);
+    if (file && file->run().run.identity != found.last->run.identity) file.reset();
+    if (file_exists && !file && !overwrite)
+        throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
+                    "add --overwrite to replace it, or move it away");
+    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, file_exists);
+    if (found.end.kind == JournalEnd::Kind::damaged) {
+        const fs::path aside = with_suffix(journal_path, ".damaged");
+        std::error_code error;
+        fs::rename(journal_path, aside, error);
+        if (note) *note = found.end.note + (error ? "" : "; the journal was kept as " + aside.string());
+    } else {
+        journal.remove();
+        if (note) *note = found.end.note;
+    }
+    return requests;
+}
+
+StoredRun read_results(const fs::path& h5, bool with_logits) {
+    const SchemaReader reader(h5);
+    StoredRun stored;
+    stored.run = reader.run().run;
+    stored.complete = reader.complete();
+    for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, with_logits));
+    stored.summary = reader.summary();
+    return stored;
+}
+
+StoredRun read_journal(const fs::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
+    StoredRun stored;
+    stored.complete = false;
+    std::set<std::int64_t> seen;
+    bool has_run = false;
+    const JournalEnd end = scan_journal(
+        file.get(), path,
+        [&](JournalRun&& run) {
+            stored.run = std::move(run.run);
+            has_run = true;
+        },
+        [&](RequestRecord&& request) {
+            if (seen.insert(request.index).second) stored.requests.push_back(std::move(request));
+        });
+    if (!has_run && end.kind == JournalEnd::Kind::clean) throw Error(Exit::bad_input, path.string() + ": holds no run");
+    std::sort(stored.requests.begin(), stored.requests.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    stored.torn_tail = end.kind != JournalEnd::Kind::clean;
+    stored.note = end.note;
+    return stored;
+}
+
+}  // namespace ftmpi

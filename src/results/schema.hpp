@@ -1,0 +1,47 @@
+// The layout of the result file, written and read in one place each; schema_write.cpp opens with the table.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../results.hpp"
+#include "hdf5.hpp"
+#include "wire.hpp"
+
+namespace ftmpi {
+
+/// Throws Error(failure) for keys that cannot name an attribute or a dataset, before any work depends on them.
+void check_names(const RunRecord& run);
+/// The same for arrays whose sizes do not fit each other.
+void check_shapes(const RequestRecord& request);
+
+/// Writes one file, request by request. Every failure is Error(failure) and leaves a file that must not be used.
+class SchemaWriter {
+public:
+    SchemaWriter(const std::filesystem::path& path, const JournalRun& run);
+    void add(const RequestRecord& request);
+    /// `complete`: the run itself ended the file, rather than a later `recover`.
+    void close(const SummaryRecord& summary, bool complete);
+
+private:
+    hdf5::Object root_, requests_;
+};
+
+/// Reads one file, request by request. Every failure is Error(bad_input).
+class SchemaReader {
+public:
+    explicit SchemaReader(const std::filesystem::path& path);
+    JournalRun run() const;
+    bool complete() const;
+    const std::vector<std::int64_t>& indices() const { return indices_; }  ///< rising
+    RequestRecord request(std::int64_t index, bool with_logits) const;
+    SummaryRecord summary() const;
+
+private:
+    hdf5::Object root_, requests_;
+    std::vector<std::int64_t> indices_;
+};
+
+}  // namespace ftmpi

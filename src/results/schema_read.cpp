@@ -1,0 +1,143 @@
+// Reads a result file back, strictly: what a version 1 file must have is either there or named in an error.
+#include <algorithm>
+#include <charconv>
+
+#include "schema.hpp"
+#include "seal.hpp"
+
+namespace ftmpi {
+
+namespace {
+
+using namespace hdf5;
+
+[[noreturn]] void bad(const Object& at, const std::string& what, const std::string& hint = {}) {
+    throw Error(Exit::bad_input, at.file + ": " + (at.path.empty() ? "" : at.path + ": ") + what, hint);
+}
+
+std::int64_t integer(const Object& at, const std::string& name) {
+    const auto value = read_integer(at, name);
+    if (!value) bad(at, "integer attribute " + name + " is missing");
+    return *value;
+}
+
+std::string text(const Object& at, const std::string& name) {
+    auto value = read_text(at, name);
+    if (!value) bad(at, "attribute " + name + " is missing");
+    return std::move(*value);
+}
+
+std::string step_bytes(const Object& group) {
+    const std::string characters = read_hashes(group, "step_logits_sha256");
+    std::string bytes(characters.size() / 2, '\0');
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        std::uint8_t byte = 0;
+        const char* digits = characters.data() + 2 * i;
+        if (std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2)
+            bad(group, "step_logits_sha256 holds something else than hexadecimal digits");
+        bytes[i] = static_cast<char>(byte);
+    }
+    return bytes;
+}
+
+}  // namespace
+
+SchemaReader::SchemaReader(const std::filesystem::path& path) {
+    check_seal(path);
+    root_ = {open_file(path), path.string(), "", Exit::bad_input};
+    root_.file_bytes = std::filesystem::file_size(path);
+    const auto version = read_integer(root_, "schema_version");
+    if (!version) bad(root_, "is an HDF5 file, but not a result of ftmpi: the root has no integer attribute schema_version");
+    if (*version != 1)
+        bad(root_, "has schema version " + std::to_string(*version) + "; this program reads version 1",
+            "read it with the ftmpi that wrote it, or a later one");
+    requests_ = open_group(root_, "requests");
+    for (const auto& name : members(requests_)) {
+        std::int64_t index = -1;
+        const auto end = std::from_chars(name.data(), name.data() + name.size(), index).ptr;
+        if (end != name.data() + name.size() || index < 0 || name != std::to_string(index))
+            bad(requests_, "has a member that is no request: " + name);
+        indices_.push_back(index);
+    }
+    std::sort(indices_.begin(), indices_.end());
+}
+
+JournalRun SchemaReader::run() const {
+    JournalRun record;
+    record.session = integer(root_, "session");
+    record.journal_id = text(root_, "journal_id");
+    record.run.identity = text(root_, "identity");
+    const auto add = [&](const std::string& name) {
+        const bool own = name == "journal_id" || name == "identity";
+        const auto& known = record.run.attributes;
+        if (own || std::any_of(known.begin(), known.end(), [&](const auto& a) { return a.first == name; })) return;
+        record.run.attributes.emplace_back(name, text(root_, name));
+    };
+    for (const auto& name : text_attributes(root_)) add(name);
+    // Long text has no attribute, only its bytes.
+    for (const auto& name : members(root_))
+        if (name.ends_with("_bytes")) add(name.substr(0, name.size() - 6));
+
+    const Object ranks = open_group(root_, "ranks"), plan = open_group(root_, "plan");
+    for (const auto& key : members(ranks)) {
+        const auto values = read_strings(ranks, key);
+        if (record.run.ranks.empty()) record.run.ranks.resize(values.size());
+        if (values.size() != record.run.ranks.size()) bad(ranks, key + " has another number of ranks than the keys before it");
+        for (std::size_t r = 0; r < values.size(); ++r) record.run.ranks[r].emplace_back(key, values[r]);
+    }
+    record.run.plan_text = read_document(plan, "text");
+    for (const auto& name : members(plan))
+        if (name != "text") record.run.plan_ranges.emplace_back(name, read_array<std::int64_t>(plan, name));
+    return record;
+}
+
+bool SchemaReader::complete() const { return integer(root_, "complete") != 0; }
+
+RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const {
+    const Object group = open_group(requests_, std::to_string(index));
+    RequestRecord r;
+    r.index = integer(group, "index");
+    if (r.index != index) bad(group, "its attribute index is " + std::to_string(r.index));
+    r.session = integer(group, "session");
+    r.vocabulary = integer(group, "vocabulary");
+    r.id = text(group, "id");
+    r.finish_reason = text(group, "finish_reason");
+    r.error = text(group, "error");
+    r.prompt = text(group, "prompt");
+    r.text = text(group, "text");
+    r.prompt_ids = read_array<std::int32_t>(group, "prompt_ids");
+    r.output_ids = read_array<std::int32_t>(group, "output_ids");
+    if (has_member(group, "step_logits_sha256")) {
+        r.step_sha256 = step_bytes(group);
+        r.logits_sha256 = text(group, "logits_sha256");
+    } else {
+        r.logits_sha256 = read_text(group, "logits_sha256").value_or("");
+    }
+    r.margins = read_array<float>(group, "margins");
+    const auto prefill = read_array<double>(group, "prefill_seconds");
+    if (prefill.size() != 1) bad(group, "prefill_seconds is not one number");
+    r.prefill_seconds = prefill[0];
+    r.step_seconds = read_array<double>(group, "step_seconds");
+    r.gather_names = read_strings(group, "gather_names");
+    r.gather_seconds = read_array<double>(group, "gather_seconds");
+    if (with_logits && has_member(group, "logits")) {
+        std::vector<hsize_t> dims;
+        r.logits = read_array<float>(group, "logits", &dims);
+        if (dims.size() != 2 || static_cast<std::int64_t>(dims[1]) != r.vocabulary)
+            bad(group, "logits are not [steps][vocabulary] with the vocabulary of " + std::to_string(r.vocabulary) + " ids");
+    }
+    return r;
+}
+
+SummaryRecord SchemaReader::summary() const {
+    const Object group = open_group(root_, "summary");
+    SummaryRecord summary;
+    for (const auto& name : members(group)) {
+        const auto values = read_array<double>(group, name);
+        if (values.size() != 1) bad(group, name + " is not one number");
+        summary.values.emplace_back(name, values[0]);
+    }
+    return summary;
+}
+
+}  // namespace ftmpi

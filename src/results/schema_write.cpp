@@ -1,0 +1,199 @@
+// Layout of a result file, schema version 1. Everything with a unit is a dataset with attribute `unit`.
+//   /                attributes schema_version, session, complete (integers), identity, journal_id, the run's facts (strings)
+//   /ranks           one 1-D dataset a key, one element a rank: integers, floats, or UTF-8 strings
+//   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or [layers][ranks][2]
+//   /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256 (64 hex digits a step, absent without
+//                    hashing), margins, prefill_seconds, step_seconds, gather_names, gather_seconds [ranks][names],
+//                    prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32 [steps][vocabulary], if saved);
+//                    attributes index, session, vocabulary (integers), id, prompt, text, text_sha256, logits_sha256 (absent
+//                    without hashing), finish_reason, error
+//   /summary         one scalar float64 dataset a value
+// Text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see hdf5::write_text.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "../digest.hpp"
+#include "schema.hpp"
+
+namespace ftmpi {
+
+namespace {
+
+using namespace hdf5;
+
+void check_name(const std::string& name, const char* what, std::set<std::string>& seen) {
+    const bool printable = std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127 && c != '/'; });
+    if (name.empty() || !printable || name == "." || name == ".." || name.size() > 200)
+        throw Error(Exit::failure, std::string("results: ") + what + " \"" + name + "\" cannot be used as a name");
+    if (!seen.insert(name).second) throw Error(Exit::failure, std::string("results: ") + what + " " + name + " is given twice");
+}
+
+std::string last_word(const std::string& key) { return key.substr(key.rfind('_') + 1); }
+
+/// Keys whose values are names even where they look like numbers: a host called 0012, a driver 570.10.
+bool is_textual(const std::string& key) {
+    static const std::set<std::string> words = {"host",   "name",    "uuid",       "gpu",    "device",  "cpu",
+                                                "driver", "version", "capability", "serial", "backend", "transport",
+                                                "peers",  "pci",     "isa",        "commit", "id"};
+    return words.contains(last_word(key));
+}
+
+template <class T>
+bool parse_all(const std::vector<std::string>& texts, std::vector<T>& values) {
+    for (const auto& text : texts) {
+        T value{};
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error != std::errc() || end != text.data() + text.size()) return false;
+        if constexpr (std::is_floating_point_v<T>)
+            if (!std::isfinite(value)) return false;
+        values.push_back(value);
+    }
+    return !texts.empty();
+}
+
+/// The unit that a name ends with: load_seconds, decode_tokens_per_second, bytes_per_token, h2d_gb_per_s.
+std::string unit_of(const std::string& name) {
+    static const std::vector<std::pair<std::string, std::string>> words = {
+        {"seconds", "s"},  {"second", "s"},  {"s", "s"},          {"milliseconds", "ms"}, {"microseconds", "us"},
+        {"ms", "ms"},      {"us", "us"},     {"bytes", "B"},      {"gb", "GB"},           {"gib", "GiB"},
+        {"mib", "MiB"},    {"kib", "KiB"},   {"tokens", "token"}, {"token", "token"},     {"requests", "request"},
+        {"steps", "step"}, {"step", "step"}, {"mhz", "MHz"},      {"watts", "W"},         {"celsius", "degC"},
+        {"percent", "%"},  {"share", "1"},   {"fraction", "1"},   {"ratio", "1"}};
+    const auto unit = [](const std::string& word) -> std::string {
+        for (const auto& [key, value] : words)
+            if (key == word) return value;
+        return {};
+    };
+    const std::string last = unit(last_word(name));
+    const auto per = name.rfind("_per_");
+    if (last.empty() || per == std::string::npos || name.substr(per + 5) != last_word(name)) return last;
+    const std::string first = unit(last_word(name.substr(0, per)));
+    return (first.empty() ? "1" : first) + "/" + last;
+}
+
+void write_ranks(const Object& root, const RunRecord& run) {
+    const Object group = create_group(root, "ranks");
+    if (run.ranks.empty()) return;
+    for (std::size_t k = 0; k < run.ranks[0].size(); ++k) {
+        const std::string& key = run.ranks[0][k].first;
+        std::vector<std::string> texts;
+        for (const auto& rank : run.ranks) texts.push_back(rank[k].second);
+        std::vector<std::int64_t> integers;
+        std::vector<double> numbers;
+        if (!is_textual(key) && parse_all(texts, integers))
+            write_list(group, key, integers, unit_of(key));
+        else if (!is_textual(key) && parse_all(texts, numbers))
+            write_list(group, key, numbers, unit_of(key));
+        else
+            write_strings(group, key, texts);
+    }
+}
+
+void write_plan(const Object& root, const RunRecord& run) {
+    const Object group = create_group(root, "plan");
+    write_document(group, "text", run.plan_text);
+    const std::size_t pairs = 2 * run.ranks.size();
+    for (const auto& [name, values] : run.plan_ranges) {
+        std::vector<hsize_t> dims = {values.size()};
+        if (pairs > 0 && values.size() == pairs)
+            dims = {run.ranks.size(), 2};
+        else if (pairs > 0 && values.size() % pairs == 0)
+            dims = {values.size() / pairs, run.ranks.size(), 2};
+        write_array<std::int64_t>(group, name, values, dims, "row");
+    }
+}
+
+}  // namespace
+
+void check_names(const RunRecord& run) {
+    // The names that the schema itself uses at the root.
+    std::set<std::string> attributes = {"schema_version", "session", "complete", "identity", "journal_id"};
+    for (const auto& [key, value] : run.attributes) {
+        check_name(key, "attribute", attributes);
+        if (key.ends_with("_replaced"))
+            throw Error(Exit::failure, "results: attribute " + key + " has a name of the schema's own");
+    }
+    for (const auto& rank : run.ranks) {
+        std::set<std::string> keys;
+        for (const auto& [key, value] : rank) check_name(key, "rank key", keys);
+        const bool same = std::equal(rank.begin(), rank.end(), run.ranks[0].begin(), run.ranks[0].end(),
+                                     [](const auto& a, const auto& b) { return a.first == b.first; });
+        if (!same) throw Error(Exit::failure, "results: the ranks do not have the same keys in the same order");
+    }
+    std::set<std::string> roles = {"text"};
+    for (const auto& [name, values] : run.plan_ranges) check_name(name, "plan range", roles);
+}
+
+void check_shapes(const RequestRecord& r) {
+    const auto need = [&](bool ok, const char* what) {
+        if (!ok) throw Error(Exit::failure, "results: request " + std::to_string(r.index) + ": " + what);
+    };
+    need(r.index >= 0, "its index is negative");
+    need(r.step_sha256.size() % 32 == 0, "step_sha256 is not 32 bytes a step");
+    need(r.logits.empty() || (r.vocabulary > 0 && r.logits.size() % static_cast<std::size_t>(r.vocabulary) == 0),
+         "logits are not whole rows of the vocabulary");
+    need(r.gather_seconds.empty() || (!r.gather_names.empty() && r.gather_seconds.size() % r.gather_names.size() == 0),
+         "gather_seconds are not whole rows of gather names");
+}
+
+SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& run)
+    : root_{create_file(path), path.string(), "", Exit::failure} {
+    write_integer(root_, "schema_version", 1);
+    write_integer(root_, "session", run.session);
+    write_text(root_, "journal_id", run.journal_id);
+    write_text(root_, "identity", run.run.identity);
+    for (const auto& [key, value] : run.run.attributes) write_text(root_, key, value);
+    write_ranks(root_, run.run);
+    write_plan(root_, run.run);
+    requests_ = create_group(root_, "requests");
+}
+
+void SchemaWriter::add(const RequestRecord& r) {
+    const Object group = create_group(requests_, std::to_string(r.index));
+    write_integer(group, "index", r.index);
+    write_integer(group, "session", r.session);
+    write_text(group, "id", r.id);
+    write_text(group, "finish_reason", r.finish_reason);
+    write_text(group, "error", r.error);
+    write_text(group, "prompt", r.prompt, Bytes::always);
+    write_text(group, "text", r.text, Bytes::always);
+    write_text(group, "text_sha256", hex(sha256(r.text)));
+    write_list(group, "prompt_ids", r.prompt_ids);
+    write_list(group, "output_ids", r.output_ids);
+    if (!r.logits_sha256.empty()) write_text(group, "logits_sha256", r.logits_sha256);
+    if (!r.step_sha256.empty()) {
+        std::string characters;
+        for (std::size_t at = 0; at < r.step_sha256.size(); at += 32) {
+            Sha256 step;
+            std::copy_n(r.step_sha256.begin() + static_cast<std::ptrdiff_t>(at), 32, step.begin());
+            characters += hex(step);
+        }
+        write_hashes(group, "step_logits_sha256", characters);
+    }
+    write_list(group, "margins", r.margins, "logit");
+    write_array<double>(group, "prefill_seconds", {&r.prefill_seconds, 1}, {}, "s");
+    write_list(group, "step_seconds", r.step_seconds, "s");
+    write_strings(group, "gather_names", r.gather_names);
+    const std::size_t names = r.gather_names.size();
+    write_array<double>(group, "gather_seconds", r.gather_seconds, {names ? r.gather_seconds.size() / names : 0, names}, "s");
+    write_integer(group, "vocabulary", r.vocabulary);
+    if (!r.logits.empty()) {
+        const auto width = static_cast<std::size_t>(r.vocabulary);
+        write_array<float>(group, "logits", r.logits, {r.logits.size() / width, width});
+    }
+}
+
+void SchemaWriter::close(const SummaryRecord& summary, bool complete) {
+    write_integer(root_, "complete", complete);
+    {
+        const Object group = create_group(root_, "summary");
+        for (const auto& [name, value] : summary.values) write_array<double>(group, name, {&value, 1}, {}, unit_of(name));
+    }
+    requests_.id.close();
+    check(root_, H5Fflush(root_.id.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");
+    if (!root_.id.close()) fail(root_, "cannot be closed");
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,61 @@
+#include "seal.hpp"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "../digest.hpp"
+#include "../error.hpp"
+#include "disk.hpp"
+
+namespace ftmpi {
+
+namespace {
+
+constexpr std::string_view magic = "\nftmpi SHA-256: ";
+constexpr std::size_t seal_bytes = magic.size() + sizeof(Sha256);
+
+/// The seal of the first `size` bytes.
+std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& path, Exit code) {
+    Digest digest;
+    std::string block(std::size_t{1} << 20, '\0');
+    for (std::uint64_t at = 0; at < size;) {
+        const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(block.size(), size - at));
+        if (const int error = read_all(fd, block.data(), n, at))
+            throw Error(code, path.string() + ": cannot be read: " + (error > 0 ? reason(error) : "it became shorter"));
+        digest.update(block.data(), n);
+        at += n;
+    }
+    const Sha256 value = digest.value();
+    std::string seal(magic);
+    seal.append(value.begin(), value.end());
+    return seal;
+}
+
+}  // namespace
+
+void seal_file(const std::filesystem::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (file.get() < 0) throw Error(Exit::failure, path.string() + ": cannot be opened again: " + reason(errno));
+    const std::uint64_t size = size_of_file(file.get());
+    const std::string seal = seal_of(file.get(), size, path, Exit::failure);
+    if (const int error = write_all(file.get(), seal, size))
+        throw Error(Exit::failure, path.string() + ": cannot be written to the disk: " + reason(error));
+}
+
+void check_seal(const std::filesystem::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file.get() < 0) return;  // whoever opens it next says why
+    const std::uint64_t size = size_of_file(file.get());
+    if (size < seal_bytes) return;
+    std::string seal(seal_bytes, '\0');
+    if (read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) != 0 || !seal.starts_with(magic)) return;
+    if (seal_of(file.get(), size - seal_bytes, path, Exit::bad_input) != seal)
+        throw Error(Exit::bad_input,
+                    path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",
+                    "copy it again from where it was made");
+}
+
+}  // namespace ftmpi

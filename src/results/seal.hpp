@@ -1,0 +1,15 @@
+// A finished file ends, behind what HDF5 looks at, with the SHA-256 of all bytes before: HDF5 does not protect data and does
+// not survive every damaged file, so damage is found before the library sees it. A tool that rewrites the file drops the seal.
+#pragma once
+
+#include <filesystem>
+
+namespace ftmpi {
+
+/// Appends the seal. Throws Error(failure).
+void seal_file(const std::filesystem::path& path);
+
+/// Throws Error(bad_input) when the file has a seal that does not match; a file without one passes.
+void check_seal(const std::filesystem::path& path);
+
+}  // namespace ftmpi

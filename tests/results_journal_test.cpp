@@ -1,0 +1,251 @@
+// The journal: nothing finished is lost to a kill at any byte, damage is found and said, two runs never share an output, and
+// --resume goes on from what is there.
+#define BOOST_TEST_MODULE results_journal
+#include <signal.h>
+
+#include "results_checks.hpp"
+
+BOOST_AUTO_TEST_CASE(journals_of_killed_runs) {
+    Folder folder;
+    leave_journal(folder.file, 3);
+    BOOST_TEST(folder.list() == "out.h5.journal");
+    check_error(Exit::usage, {"3 finished requests", "recover", "--resume", "--overwrite"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::refuse); });
+    const StoredRun stored = read_journal(folder.journal);
+    BOOST_TEST(stored.requests.size() == 3u);
+    BOOST_TEST(!stored.torn_tail);
+    BOOST_TEST(!stored.complete);
+    check_equal(stored.run, sample_run());
+    check_error(Exit::bad_input, {"does not exist", "recover"}, [&] { read_results(folder.file); });
+    check_error(Exit::bad_input, {"is a journal"}, [&] { read_results(folder.journal); });
+
+    std::string note = "old";
+    BOOST_TEST(recover_results(folder.file, false, &note) == 3);
+    BOOST_TEST(note == "");
+    BOOST_TEST(folder.list() == "out.h5");
+    StoredRun recovered = read_results(folder.file);
+    BOOST_TEST(!recovered.complete);
+    check_equal(recovered.run, sample_run());
+    for (std::int64_t i = 0; i < 3; ++i) check_equal(recovered.requests.at(static_cast<std::size_t>(i)), sample_request(i));
+    check_error(Exit::bad_input, {"nothing to recover"}, [&] { recover_results(folder.file); });
+
+    // A run that overwrites is killed: its journal does not replace the old file unasked.
+    leave_journal(folder.file, 1, Existing::overwrite);
+    check_error(Exit::usage, {"another run", "--overwrite"}, [&] { recover_results(folder.file); });
+    BOOST_TEST(read_results(folder.file).requests.size() == 3u);
+    BOOST_TEST(recover_results(folder.file, true) == 1);
+    BOOST_TEST(read_results(folder.file).requests.size() == 1u);
+
+    // --overwrite drops a journal, and a journal without a finished request is in nobody's way.
+    fs::remove(folder.file);
+    leave_journal(folder.file, 2);
+    write_run(folder.file, 1, Existing::overwrite);
+    BOOST_TEST(read_results(folder.file).requests.size() == 1u);
+    BOOST_TEST(folder.list() == "out.h5");
+    write_bytes(folder.path / "other.h5.journal", "my own notes\n");
+    check_error(Exit::bad_input, {"not a journal"},
+                [&] { ResultFile(folder.path / "other.h5", sample_run(), Existing::overwrite); });
+    BOOST_TEST(bytes_of(folder.path / "other.h5.journal") == "my own notes\n");
+}
+
+BOOST_AUTO_TEST_CASE(killed_while_the_file_is_made) {
+    Folder folder;
+    leave_journal(folder.file, 4);
+    const std::string journal = bytes_of(folder.journal);
+    // Between the flush and the rename: a whole .part beside the journal.
+    write_bytes(folder.path / "out.h5.part", "half of a file");
+    BOOST_TEST(recover_results(folder.file) == 4);
+    BOOST_TEST(folder.list() == "out.h5");
+    // Between the rename and the removal of the journal: nothing is to do but that.
+    const std::string file = bytes_of(folder.file);
+    write_bytes(folder.journal, journal);
+    std::string note;
+    BOOST_TEST(recover_results(folder.file, false, &note) == 4);
+    BOOST_TEST((note.find("whole already") != std::string::npos), note);
+    BOOST_TEST((bytes_of(folder.file) == file));
+    BOOST_TEST(folder.list() == "out.h5");
+    // The same seen by the next run: the file counts, the journal does not.
+    write_bytes(folder.journal, journal);
+    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 4u); }
+}
+
+BOOST_AUTO_TEST_CASE(a_kill_loses_nothing_that_was_appended) {
+    Folder folder;
+    const int status = in_child([&] {
+        ResultFile results(folder.file, sample_run(), Existing::refuse);
+        for (std::int64_t i = 0; i < 3; ++i) results.append(sample_request(i));
+        ::kill(::getpid(), SIGKILL);
+        return 0;
+    });
+    BOOST_TEST(status == 128 + SIGKILL);
+    BOOST_TEST(folder.list() == "out.h5.journal");
+    BOOST_TEST(recover_results(folder.file) == 3);
+}
+
+BOOST_AUTO_TEST_CASE(every_truncation_of_a_journal) {
+    Folder folder;
+    leave_journal(folder.file, 3);
+    const std::string whole = bytes_of(folder.journal);
+    std::vector<std::size_t> good;  // bytes after which i requests are whole
+    for (std::int64_t n = 0; n < 3; ++n) {
+        Folder other;
+        leave_journal(other.file, n + 1);
+        good.push_back(bytes_of(other.journal).size());
+    }
+    BOOST_REQUIRE(good.back() == whole.size());
+    std::size_t torn = 0;
+    for (std::size_t cut = 0; cut < whole.size(); ++cut) {
+        write_bytes(folder.journal, whole.substr(0, cut));
+        const std::size_t expected =
+            static_cast<std::size_t>(std::count_if(good.begin(), good.end(), [&](auto g) { return g <= cut; }));
+        if (cut == 0) {
+            check_error(Exit::bad_input, {"holds no run"}, [&] { read_journal(folder.journal); });
+            continue;
+        }
+        const StoredRun stored = read_journal(folder.journal);
+        if (stored.requests.size() != expected) BOOST_ERROR("cut at " << cut << ": " << stored.requests.size() << " requests");
+        torn += stored.torn_tail;
+        if (stored.torn_tail == stored.note.empty()) BOOST_ERROR("cut at " << cut << ": note \"" << stored.note << "\"");
+    }
+    // Only a cut between two records (after the run and two of the requests) is clean.
+    BOOST_TEST(torn == whole.size() - 1 - 3);
+
+    // The run goes on after the tear, over what is left of the torn record.
+    write_bytes(folder.journal, whole.substr(0, whole.size() - 5));
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST((results.finished() == std::vector<std::int64_t>{0, 1}));
+        BOOST_TEST((results.warning().find("after 2 finished requests") != std::string::npos), results.warning());
+        results.append(sample_request(2));
+        results.finish({});
+    }
+    BOOST_TEST(read_results(folder.file).requests.size() == 3u);
+}
+
+BOOST_AUTO_TEST_CASE(garbage_after_a_journal) {
+    Folder folder;
+    leave_journal(folder.file, 2);
+    const std::string whole = bytes_of(folder.journal);
+    std::uint32_t random = 1;
+    for (int length = 1; length < 200; length += 3) {
+        std::string tail;
+        for (int i = 0; i < length; ++i) tail += static_cast<char>((random = random * 1664525u + 1013904223u) >> 24);
+        if (length % 2) tail.assign(tail.size(), '\0');
+        write_bytes(folder.journal, whole + tail);
+        const StoredRun stored = read_journal(folder.journal);
+        BOOST_TEST(stored.requests.size() == 2u);
+        BOOST_TEST(stored.torn_tail);
+    }
+    // A length that no file can have allocates nothing.
+    write_bytes(folder.journal, whole + std::string(8, '\xFF') + std::string(16, '\0'));
+    BOOST_TEST(read_journal(folder.journal).requests.size() == 2u);
+}
+
+BOOST_AUTO_TEST_CASE(every_flipped_byte_of_a_journal) {
+    Folder folder;
+    leave_journal(folder.file, 2);
+    const std::string whole = bytes_of(folder.journal);
+    Folder one;
+    leave_journal(one.file, 1);
+    const std::size_t first_end = bytes_of(one.journal).size();
+    for (std::size_t at = 0; at < whole.size(); ++at) {
+        std::string changed = whole;
+        changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
+        write_bytes(folder.journal, changed);
+        if (at < 16) {
+            check_error(Exit::bad_input, {"not a journal"}, [&] { read_journal(folder.journal); });
+            continue;
+        }
+        const StoredRun stored = read_journal(folder.journal);
+        const bool right = stored.torn_tail && !stored.note.empty() && stored.requests.size() == (at >= first_end ? 1u : 0u);
+        if (!right) BOOST_ERROR("flip at " << at << ": " << stored.requests.size() << " requests, " << stored.note);
+    }
+
+    // Damage before whole records is said, is not resumed over, and the journal is kept aside by recover.
+    leave_journal(folder.path / "long.h5", 3);
+    std::string changed = bytes_of(folder.path / "long.h5.journal");
+    changed[first_end + 40] = static_cast<char>(changed[first_end + 40] ^ 4);
+    write_bytes(folder.path / "long.h5.journal", changed);
+    check_error(Exit::bad_input, {"after 1 finished request", "at byte " + std::to_string(first_end), "checksum", "recover"},
+                [&] { ResultFile(folder.path / "long.h5", sample_run(), Existing::resume); });
+    std::string note;
+    BOOST_TEST(recover_results(folder.path / "long.h5", false, &note) == 1);
+    BOOST_TEST((note.find("long.h5.journal.damaged") != std::string::npos), note);
+    BOOST_TEST((bytes_of(folder.path / "long.h5.journal.damaged") == changed));
+}
+
+BOOST_AUTO_TEST_CASE(two_writers) {
+    Folder folder;
+    ResultFile first(folder.file, sample_run(), Existing::refuse);
+    first.append(sample_request(0));
+    for (const Existing existing : {Existing::refuse, Existing::overwrite, Existing::resume})
+        check_error(Exit::failure, {"another process is writing"}, [&] { ResultFile(folder.file, sample_run(), existing); });
+    check_error(Exit::failure, {"another process is writing"}, [&] { recover_results(folder.file); });
+    const int other_process = in_child([&] {
+        ResultFile(folder.file, sample_run(), Existing::overwrite);
+        return 0;
+    });
+    BOOST_TEST(other_process == static_cast<int>(Exit::failure));
+    first.append(sample_request(1));
+    first.finish({});
+    BOOST_TEST(read_results(folder.file).requests.size() == 2u);
+}
+
+BOOST_AUTO_TEST_CASE(resume) {
+    Folder folder;
+    {
+        // Nothing there: an ordinary run.
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(results.finished().empty());
+        results.append(sample_request(2));
+        results.append(sample_request(0));
+    }
+    check_error(Exit::bad_input, {"another run", "model config: aaaa", "model config: bbbb"},
+                [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+    RequestRecord later = sample_request(1);
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST((results.finished() == std::vector<std::int64_t>{0, 2}));
+        check_error(Exit::failure, {"twice"}, [&] { results.append(sample_request(2)); });
+        results.append(later);
+        results.finish({});
+    }
+    later.session = 1;
+    StoredRun stored = read_results(folder.file);
+    BOOST_REQUIRE(stored.requests.size() == 3u);
+    check_equal(stored.requests[0], sample_request(0));
+    check_equal(stored.requests[1], later);
+
+    // From a finished file: the journal is made from it again.
+    check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+    BOOST_TEST(folder.list() == "out.h5");
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(results.finished().size() == 3u);
+        BOOST_TEST(read_journal(folder.journal).requests.size() == 3u);
+        results.append(sample_request(3));
+    }
+    // Killed there, with the finished file still in place: both go on, and recover takes them together.
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(results.finished().size() == 4u);
+    }
+    BOOST_TEST(recover_results(folder.file) == 4);
+    stored = read_results(folder.file);
+    BOOST_TEST(stored.requests.size() == 4u);
+    check_equal(stored.requests[1], later);
+    BOOST_TEST(stored.requests[3].session == 2);
+
+    // Killed while the journal was being made from the finished file: what it lacks is in the file.
+    { ResultFile results(folder.file, sample_run(), Existing::resume); }
+    const std::string journal = bytes_of(folder.journal);
+    write_bytes(folder.journal, journal.substr(0, journal.size() - 1000));
+    BOOST_TEST(read_journal(folder.journal).requests.size() < 4u);
+    BOOST_TEST(recover_results(folder.file) == 4);
+    write_bytes(folder.journal, journal.substr(0, journal.size() - 1000));
+    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 4u); }
+
+    write_bytes(folder.path / "bad.h5", "not HDF5");
+    check_error(Exit::bad_input, {"not an HDF5 file"},
+                [&] { ResultFile(folder.path / "bad.h5", sample_run(), Existing::resume); });
+}

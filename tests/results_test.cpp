@@ -1,0 +1,388 @@
+// Results: what goes in comes out, whatever the bytes; names that are taken, full disks, and files that are no results.
+#define BOOST_TEST_MODULE results
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "results_checks.hpp"
+
+BOOST_AUTO_TEST_CASE(all_fields_come_back) {
+    Folder folder;
+    RequestRecord with_logits = sample_request(1);
+    for (int i = 0; i < 4 * 5; ++i) with_logits.logits.push_back(0.1f * static_cast<float>(i));
+    RequestRecord failed;
+    failed.index = 7;
+    failed.finish_reason = "error";
+    failed.error = "a logit is not finite";
+    SummaryRecord summary{{{"decode_tokens_per_second", 1500.25}, {"load_seconds", 0.5}, {"alpha", -1}}};
+    {
+        ResultFile results(folder.file, sample_run(), Existing::refuse);
+        BOOST_TEST(results.finished().empty());
+        BOOST_TEST(results.warning() == "");
+        // Requests end in any order when they are decoded together.
+        results.append(with_logits);
+        results.append(failed);
+        results.append(sample_request(0));
+        BOOST_TEST(folder.list() == "out.h5.journal");
+        results.finish(summary);
+        BOOST_TEST(folder.list() == "out.h5");
+        check_error(Exit::failure, {"finished twice"}, [&] { results.finish(summary); });
+        check_error(Exit::failure, {"after the end"}, [&] { results.append(sample_request(2)); });
+    }
+    BOOST_TEST(folder.list() == "out.h5");
+    const StoredRun back = read_results(folder.file);
+    check_equal(back.run, sample_run());
+    BOOST_TEST((back.summary.values == summary.values));
+    BOOST_TEST(back.complete);
+    BOOST_REQUIRE(back.requests.size() == 3u);
+    check_equal(back.requests[0], sample_request(0));
+    check_equal(back.requests[1], with_logits);
+    check_equal(back.requests[2], failed);
+    BOOST_TEST(read_results(folder.file, false).requests[1].logits.empty());
+}
+
+BOOST_AUTO_TEST_CASE(odd_text_keeps_every_byte) {
+    Folder folder;
+    const std::string emoji = "\xF0\x9F\x98\x8A";
+    const std::vector<std::string> texts = {std::string(70'000, 'x'),
+                                            std::string("a\0b", 3),
+                                            std::string("\0", 1),
+                                            "\xFF",
+                                            "path/\xFF/model",
+                                            emoji,
+                                            emoji.substr(0, 1),
+                                            emoji.substr(0, 2),
+                                            "cut " + emoji.substr(0, 3),
+                                            "\xC3\x28",
+                                            "\xE2\x82",
+                                            "\xED\xA0\x80",
+                                            "\xF5\x80\x80\x80",
+                                            "\xC0\xAF",
+                                            "\xEF\xBB\xBF"
+                                            "a",
+                                            std::string(59'999, 'y'),
+                                            std::string(60'000, 'y'),
+                                            std::string(70'000, '\xFF'),
+                                            "line\r\nline\t\x1b[31m\x7f",
+                                            ""};
+    RunRecord run = sample_run();
+    for (std::size_t i = 0; i < texts.size(); ++i) run.attributes.emplace_back("text" + std::to_string(i), texts[i]);
+    std::vector<RequestRecord> requests;
+    {
+        ResultFile results(folder.file, run, Existing::refuse);
+        for (std::size_t i = 0; i < texts.size(); ++i) {
+            RequestRecord r = sample_request(static_cast<std::int64_t>(i));
+            r.id = r.prompt = r.text = r.error = texts[i];
+            results.append(r);
+            requests.push_back(r);
+        }
+        results.finish({});
+    }
+    const StoredRun back = read_results(folder.file);
+    BOOST_REQUIRE(back.requests.size() == texts.size());
+    for (std::size_t i = 0; i < texts.size(); ++i) check_equal(back.requests[i], requests[i]);
+    // Text too long for an attribute comes last; all else keeps its place.
+    for (const auto& attribute : run.attributes)
+        BOOST_TEST((std::count(back.run.attributes.begin(), back.run.attributes.end(), attribute) == 1), attribute.first);
+    BOOST_TEST(back.run.attributes.size() == run.attributes.size());
+}
+
+BOOST_AUTO_TEST_CASE(large_text_and_many_timings) {
+    Folder folder;
+    RequestRecord r = sample_request(0, 9000);
+    r.text = std::string(33'553'920, 't');
+    {
+        ResultFile results(folder.file, sample_run(), Existing::refuse);
+        results.append(r);
+        results.finish({});
+    }
+    const StoredRun back = read_results(folder.file);
+    BOOST_TEST((back.requests.at(0).text == r.text));
+    BOOST_TEST((back.requests[0].step_seconds == r.step_seconds));
+}
+
+BOOST_AUTO_TEST_CASE(ten_thousand_requests) {
+    Folder folder;
+    auto seconds = [last = std::chrono::steady_clock::now()]() mutable {
+        const auto now = std::chrono::steady_clock::now();
+        return std::chrono::duration<double>(now - std::exchange(last, now)).count();
+    };
+    ResultFile results(folder.file, sample_run(), Existing::refuse);
+    for (std::int64_t i = 0; i < 10'000; ++i) results.append(sample_request(i));
+    const double appended = seconds();
+    results.finish({});
+    const double finished = seconds();
+    const StoredRun back = read_results(folder.file);
+    const double read = seconds();
+    BOOST_TEST(back.requests.size() == 10'000u);
+    check_equal(back.requests[9'999], sample_request(9'999));
+    BOOST_TEST(!compare_results(back, back).has_value());
+    std::printf("10,000 requests: append %.2f s, finish %.2f s, read %.2f s, file %.1f MB\n", appended, finished, read,
+                static_cast<double>(fs::file_size(folder.file)) / 1e6);
+}
+
+BOOST_AUTO_TEST_CASE(names_and_shapes_are_checked_before_they_matter) {
+    Folder folder;
+    for (const std::string key : {"", "a/b", "schema_version", "identity", "a\nb", "\xFF", ".", "version", "x_replaced"}) {
+        RunRecord run = sample_run();
+        run.attributes.emplace_back(key, "1");
+        check_error(Exit::failure, {"results: attribute"}, [&] { ResultFile(folder.file, run, Existing::refuse); });
+    }
+    RunRecord run = sample_run();
+    run.ranks[1].pop_back();
+    check_error(Exit::failure, {"same keys"}, [&] { ResultFile(folder.file, run, Existing::refuse); });
+    BOOST_TEST(folder.list() == "");
+    ResultFile results(folder.file, sample_run(), Existing::refuse);
+    for (const auto& [change, words] : std::vector<std::pair<std::function<void(RequestRecord&)>, std::string>>{
+             {[](auto& r) { r.step_sha256.pop_back(); }, "32 bytes"},
+             {[](auto& r) {
+                  r.logits = {1, 2, 3};
+              },
+              "vocabulary"},
+             {[](auto& r) { r.gather_seconds.pop_back(); }, "gather"},
+             {[](auto& r) { r.index = -1; }, "negative"}}) {
+        RequestRecord r = sample_request(0);
+        change(r);
+        check_error(Exit::failure, {words}, [&] { results.append(r); });
+    }
+    results.append(sample_request(0));
+    check_error(Exit::failure, {"twice"}, [&] { results.append(sample_request(0)); });
+}
+
+BOOST_AUTO_TEST_CASE(output_names_that_cannot_be) {
+    Folder folder;
+    const auto refused = [&](const fs::path& path, Exit code, const std::string& words) {
+        check_error(code, {words}, [&] { ResultFile(path, sample_run(), Existing::overwrite); });
+    };
+    refused("", Exit::usage, "names no file");
+    refused(folder.path / "", Exit::usage, "names no file");
+    refused(folder.path, Exit::usage, "is a directory");
+    refused(folder.path / "none" / "x.h5", Exit::usage, "does not exist");
+    refused(folder.path / std::string(300, 'n'), Exit::usage, "too long");
+    // Long enough for the file, too long for its journal.
+    refused(folder.path / std::string(250, 'n'), Exit::failure, "too long");
+    refused("/dev/null", Exit::usage, "regular file");
+    refused("/proc/out.h5", Exit::failure, "cannot be created");
+    fs::create_symlink(folder.path / "nowhere", folder.path / "dangling");
+    refused(folder.path / "dangling", Exit::usage, "symbolic link");
+    fs::create_symlink(folder.path / "loop", folder.path / "loop");
+    refused(folder.path / "loop", Exit::usage, "symbolic links");
+    fs::remove(folder.path / "dangling");
+    fs::remove(folder.path / "loop");
+    BOOST_TEST(folder.list() == "");
+
+    // A link to a file stays a link, and the file behind it is replaced.
+    write_run(folder.path / "real.h5", 1);
+    fs::create_symlink("real.h5", folder.file);
+    write_run(folder.file, 2, Existing::overwrite);
+    BOOST_TEST(fs::is_symlink(folder.file));
+    BOOST_TEST(read_results(folder.path / "real.h5").requests.size() == 2u);
+    BOOST_TEST(folder.list() == "out.h5 real.h5");
+}
+
+BOOST_AUTO_TEST_CASE(existing_files) {
+    Folder folder;
+    write_run(folder.file, 100);
+    const std::string before = bytes_of(folder.file);
+    check_error(Exit::usage, {"exists", "--overwrite", "--resume"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::refuse); });
+    BOOST_TEST(folder.list() == "out.h5");
+    {
+        // The old file stays until the rename.
+        ResultFile results(folder.file, sample_run(), Existing::overwrite);
+        results.append(sample_request(0));
+        BOOST_TEST((bytes_of(folder.file) == before));
+        results.append(sample_request(1));
+        results.finish({});
+    }
+    BOOST_TEST(read_results(folder.file).requests.size() == 2u);
+    BOOST_TEST(fs::file_size(folder.file) < before.size());
+    BOOST_TEST(folder.list() == "out.h5");
+
+    // An overwriting run that finished nothing leaves the old file alone.
+    const std::string two = bytes_of(folder.file);
+    { ResultFile results(folder.file, sample_run(), Existing::overwrite); }
+    BOOST_TEST((bytes_of(folder.file) == two));
+    BOOST_TEST(folder.list() == "out.h5");
+
+    // A file that appears during a run that was not asked to replace one is not replaced.
+    fs::remove(folder.file);
+    ResultFile results(folder.file, sample_run(), Existing::refuse);
+    results.append(sample_request(0));
+    write_bytes(folder.file, "mine");
+    check_error(Exit::failure, {"another program", "recover"}, [&] { results.finish({}); });
+    BOOST_TEST(bytes_of(folder.file) == "mine");
+    BOOST_TEST(folder.list() == "out.h5 out.h5.journal");
+    fs::remove(folder.file);
+    results.finish({});
+    BOOST_TEST(read_results(folder.file).requests.size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(files_that_are_no_results) {
+    Folder folder;
+    const auto refused = [&](const fs::path& path, const std::vector<std::string>& words) {
+        check_error(Exit::bad_input, words, [&] { read_results(path); });
+    };
+    refused(folder.path / "none.h5", {"none.h5", "does not exist"});
+    refused(folder.path, {"not a regular file"});
+    write_bytes(folder.file, "");
+    refused(folder.file, {"not an HDF5 file"});
+    write_bytes(folder.file, "text");
+    refused(folder.file, {"not an HDF5 file"});
+    fs::remove(folder.file);
+    write_run(folder.file, 3);
+    const std::string whole = bytes_of(folder.file);
+    for (const std::size_t cut : {std::size_t{8}, std::size_t{96}, std::size_t{1000}, whole.size() / 2, whole.size() - 49}) {
+        write_bytes(folder.file, whole.substr(0, cut));
+        refused(folder.file, {"out.h5", "cannot be opened as an HDF5 file"});
+        check_error(Exit::bad_input, {"out.h5"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    }
+}
+
+BOOST_AUTO_TEST_CASE(a_damaged_file_is_refused_before_hdf5_reads_it) {
+    Folder folder;
+    write_run(folder.file, 3);
+    const std::string whole = bytes_of(folder.file);
+    for (std::size_t at = 8; at < whole.size(); at += 61) {
+        std::string changed = whole;
+        changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
+        write_bytes(folder.file, changed);
+        if (at >= whole.size() - 48 && at < whole.size() - 32) continue;  // what says that a seal follows
+        check_error(Exit::bad_input, {"is damaged"}, [&] { read_results(folder.file); });
+    }
+    // Tools that rewrite a file drop the seal, which is no reason to refuse it.
+    write_bytes(folder.file, whole.substr(0, whole.size() - 48));
+    BOOST_TEST(read_results(folder.file).requests.size() == 3u);
+}
+
+BOOST_AUTO_TEST_CASE(a_full_disk) {
+    // A limit on the size of files stands for the disk: every write beyond it fails, in the journal and in HDF5 alike.
+    ::signal(SIGXFSZ, SIG_IGN);
+    Folder folder;
+    const auto limited = [](rlim_t bytes, const std::function<int()>& body) {
+        return in_child([&] {
+            const rlimit limit{bytes, bytes};
+            if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 98;
+            return body();
+        });
+    };
+    // At the start: nothing is left behind.
+    for (const rlim_t bytes : {0, 1, 100, 600})
+        BOOST_TEST(limited(bytes, [&] {
+                       ResultFile(folder.file, sample_run(), Existing::refuse);
+                       return 0;
+                   }) == static_cast<int>(Exit::failure));
+    BOOST_TEST(folder.list() == "");
+
+    // While appending: what was whole stays whole, and the run may go on when there is room again.
+    BOOST_TEST(limited(4000, [&] {
+                   ResultFile results(folder.file, sample_run(), Existing::refuse);
+                   for (std::int64_t i = 0; i < 100; ++i) results.append(sample_request(i));
+                   return 0;
+               }) == static_cast<int>(Exit::failure));
+    const StoredRun stored = read_journal(folder.journal);
+    BOOST_TEST(!stored.torn_tail);
+    BOOST_TEST(stored.requests.size() >= 2u);
+    BOOST_TEST(stored.requests.size() < 100u);
+    fs::remove(folder.journal);
+
+    // While the HDF5 file is made, at every size it may fail at: no crash, no result, no .part, the journal whole.
+    leave_journal(folder.file, 20);
+    const std::string journal = bytes_of(folder.journal);
+    {
+        Folder other;
+        write_bytes(other.journal, journal);
+        recover_results(other.file);
+        const auto size = fs::file_size(other.file);
+        BOOST_TEST(journal.size() < size);
+        for (rlim_t bytes = journal.size(); bytes < size; bytes += 997) {
+            const int status = limited(bytes, [&] {
+                recover_results(folder.file);
+                return 0;
+            });
+            if (status != static_cast<int>(Exit::failure))
+                BOOST_ERROR("limit " << bytes << " of " << size << ": status " << status);
+            if (folder.list() != "out.h5.journal") BOOST_ERROR("limit " << bytes << " leaves " << folder.list());
+        }
+    }
+    BOOST_TEST((bytes_of(folder.journal) == journal));
+    BOOST_TEST(recover_results(folder.file) == 20);
+
+    // The message says why, and how to go on.
+    fs::remove(folder.file);
+    write_bytes(folder.journal, journal);
+    BOOST_TEST(limited(journal.size() + 5000, [&] {
+                   try {
+                       recover_results(folder.file);
+                   } catch (const Error& error) {
+                       const std::string what = error.what();
+                       return what.find("File too large") != std::string::npos &&
+                                      error.hint().find("ftmpi recover") != std::string::npos
+                                  ? 42
+                                  : 43;
+                   }
+                   return 0;
+               }) == 42);
+}
+
+BOOST_AUTO_TEST_CASE(comparisons) {
+    const auto run = [](std::int64_t n) {
+        StoredRun stored;
+        stored.run = sample_run();
+        for (std::int64_t i = 0; i < n; ++i) stored.requests.push_back(sample_request(i));
+        return stored;
+    };
+    const auto differs = [](const StoredRun& a, const StoredRun& b, std::int64_t request, std::int64_t step,
+                            const std::string& words) {
+        const auto difference = compare_results(a, b);
+        BOOST_REQUIRE(difference.has_value());
+        BOOST_TEST_MESSAGE(difference->what);
+        BOOST_TEST(difference->request == request);
+        BOOST_TEST(difference->step == step);
+        BOOST_TEST((difference->what.find(words) != std::string::npos), difference->what);
+    };
+    BOOST_TEST(!compare_results(run(3), run(3)).has_value());
+    BOOST_TEST(!compare_results(run(0), run(0)).has_value());
+    differs(run(3), run(2), -1, -1, "request 2 is in the first only");
+    differs(run(0), run(1), -1, -1, "request 0 is in the second only");
+
+    StoredRun b = run(3);
+    b.requests[1].output_ids[2] = 99;
+    b.requests[1].margins[2] = 0.125f;
+    differs(run(3), b, 1, 2,
+            "request 1 (id \"p1\"), step 2: token 12 in the first, 99 in the second; top-2 margin 2.5 in the first, 0.125");
+    b.requests.pop_back();
+    differs(run(3), b, 1, 2, "token 12");
+
+    b = run(3);
+    b.requests[2].step_sha256[32 * 3 + 31] ^= 1;
+    differs(run(3), b, 2, 3, "though both chose token 23");
+    b.requests[2].output_ids[1] = 0;
+    differs(run(3), b, 2, 1, "token 21 in the first, 0 in the second");
+
+    b = run(3);
+    b.requests[0].prompt_ids[1] = 5;
+    differs(run(3), b, 0, -1, "at position 1 the first has 2, the second 5");
+    b.requests[0].prompt_ids = {1, 2};
+    differs(run(3), b, 0, -1, "the second the end");
+
+    b = run(2);
+    b.requests[1] = sample_request(1, 3);
+    b.requests[1].finish_reason = "error";
+    b.requests[1].error = "a logit is not finite";
+    differs(run(2), b, 1, 3, "the first has 4 tokens (length), the second 3 tokens (error: \"a logit is not finite\")");
+
+    // Without hashes in one, the tokens are still compared.
+    b = run(2);
+    for (auto& r : b.requests) r.step_sha256 = r.logits_sha256 = "";
+    BOOST_TEST(!compare_results(run(2), b).has_value());
+    b.requests[1].output_ids[0] = 77;
+    differs(run(2), b, 1, 0, "77");
+
+    BOOST_TEST(identity_difference("a: 1\nb: 2\n", "a: 1\nb: 2\n") == "");
+    BOOST_TEST(identity_difference("a: 1\nb: 2\n", "a: 1\nb: 3\n") == "\"b: 2\" there, \"b: 3\" here");
+    BOOST_TEST(identity_difference("a: 1\n", "a: 1\nb: 3\n") == "\"\" there, \"b: 3\" here");
+    BOOST_TEST(identity_difference("a: 1", "a: 1\n") != "");
+}
