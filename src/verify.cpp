@@ -1,0 +1,81 @@
+#include "verify.hpp"
+
+#include <algorithm>
+#include <iostream>
+
+#include "digest.hpp"
+#include "error.hpp"
+#include "results.hpp"
+
+namespace ftmpi {
+
+namespace {
+
+/// What was asked for or computed with, where the two runs differ: context for a difference, and a caution beside an equality.
+void print_settings(const StoredRun& a, const StoredRun& b) {
+    const std::string identity = identity_difference(a.run.identity, b.run.identity);
+    if (!identity.empty()) std::cout << "note: the runs were asked for different things: " << identity << '\n';
+    const auto concerns = [](const std::string& key) {
+        for (const char* word : {"numerics", "model", "hash", "kv"})
+            if (key.find(word) != std::string::npos) return true;
+        return false;
+    };
+    for (const auto& [key, value] : a.run.attributes) {
+        const auto other =
+            std::find_if(b.run.attributes.begin(), b.run.attributes.end(), [&](const auto& p) { return p.first == key; });
+        if (concerns(key) && other != b.run.attributes.end() && other->second != value)
+            std::cout << "note: " << key << " is " << value << " in the first, " << other->second << " in the second\n";
+    }
+}
+
+void print_incomplete(const std::string& file, const StoredRun& run) {
+    if (!run.complete) std::cout << "note: " << file << " was recovered from a run that did not end\n";
+}
+
+bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(); }
+
+}  // namespace
+
+int verify_command(const Options& options) {
+    if (options.files.size() != 2)
+        throw Error(Exit::usage, "verify takes two result files, " + std::to_string(options.files.size()) + " given",
+                    "ftmpi verify A.h5 B.h5");
+    const std::string &file_a = options.files[0], &file_b = options.files[1];
+    const StoredRun a = read_results(file_a, false), b = read_results(file_b, false);
+    if (a.requests.empty() && b.requests.empty())
+        throw Error(Exit::bad_input, "neither " + file_a + " nor " + file_b + " holds a request: nothing was compared");
+    print_incomplete(file_a, a);
+    print_incomplete(file_b, b);
+    print_settings(a, b);
+    if (const auto difference = compare_results(a, b)) {
+        std::cout << "different: " << difference->what << '\n';
+        return static_cast<int>(Exit::different);
+    }
+
+    std::int64_t tokens = 0, not_hashed = 0, errors = 0;
+    Digest hashes;
+    for (std::size_t i = 0; i < a.requests.size(); ++i) {
+        tokens += static_cast<std::int64_t>(a.requests[i].output_ids.size());
+        // A request that ended before its first token has no logits to hash.
+        const bool has_logits = !a.requests[i].output_ids.empty();
+        not_hashed += has_logits && !(hashed(a.requests[i]) && hashed(b.requests[i]));
+        errors += a.requests[i].finish_reason == "error";
+        hashes.update(a.requests[i].logits_sha256.data(), a.requests[i].logits_sha256.size());
+    }
+    const std::string counts = std::to_string(a.requests.size()) + " requests, " + std::to_string(tokens) + " tokens";
+    if (not_hashed > 0) {
+        const auto all_hashed = [](const StoredRun& run) {
+            return std::all_of(run.requests.begin(), run.requests.end(),
+                               [](const auto& r) { return hashed(r) || r.output_ids.empty(); });
+        };
+        const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
+        std::cout << "equal tokens: " << counts << "; the logits of " << not_hashed
+                  << " requests were not compared: hashing was off in " << where << '\n';
+    } else {
+        std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';
+    }
+    if (errors > 0) std::cout << "note: " << errors << " of these requests ended with an error in the first\n";
+    return static_cast<int>(Exit::ok);
+}
+
+}  // namespace ftmpi
