@@ -247,18 +247,29 @@ void write_sparse_checkpoint(const std::filesystem::path& directory, const std::
         const auto number = [](int n) { return std::string(5 - std::to_string(n).size(), '0') + std::to_string(n); };
         const auto file = "model-" + number(s) + "-of-" + number(shards) + ".safetensors";
         const auto limit = total / static_cast<std::uint64_t>(shards) * static_cast<std::uint64_t>(s);
+        std::vector<const InventoryEntry*> entries;
+        std::uint64_t bytes = 0;
+        for (; next < inventory.size() && (s == shards || written + bytes < limit); ++next) {
+            entries.push_back(&inventory[next]);
+            bytes += inventory[next].bytes();
+        }
+        written += bytes;
+        const auto is_scale = [](const InventoryEntry* e) { return e->dtype == DType::f32 && e->bytes() == 4; };
+        const auto scales = std::stable_partition(entries.begin(), entries.end(), [&](const auto* e) { return !is_scale(e); });
         std::string header = "{";
         std::uint64_t begin = 0;
-        for (; next < inventory.size() && (s == shards || written + begin < limit); ++next) {
-            const auto& e = inventory[next];
+        for (const auto* e : entries) {
             if (header.size() > 1) header += ",";
-            header += header_entry(e.name, name_of(e.dtype), e.shape, begin, begin + e.bytes());
-            begin += e.bytes();
-            weight_map.emplace_back(e.name, file);
+            header += header_entry(e->name, name_of(e->dtype), e->shape, begin, begin + e->bytes());
+            begin += e->bytes();
+            weight_map.emplace_back(e->name, file);
         }
-        written += begin;
         write_raw_safetensors(directory / file, header + "}");
         std::filesystem::resize_file(directory / file, std::filesystem::file_size(directory / file) + begin);
+        const std::vector<float> ones(static_cast<std::size_t>(entries.end() - scales), 1.0f);
+        std::fstream out(directory / file, std::ios::binary | std::ios::in | std::ios::out);
+        out.seekp(-static_cast<std::streamoff>(4 * ones.size()), std::ios::end);
+        out.write(reinterpret_cast<const char*>(ones.data()), static_cast<std::streamsize>(4 * ones.size()));
     }
     // The published indexes list names in order, not by shard.
     std::sort(weight_map.begin(), weight_map.end());

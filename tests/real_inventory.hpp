@@ -35,7 +35,7 @@ std::string real_hf_quant_config_json(RealCheckpoint kind);
 std::string real_generation_config_json();
 
 /// Writes `shards` sparse safetensors files of about equal size and their index into `directory`; the JSON files above are
-/// not written. All tensor bytes read as zero.
+/// not written. Single fp32 values (per-tensor scales), last in each shard, are 1; all other bytes read as zero.
 void write_sparse_checkpoint(const std::filesystem::path& directory, const std::vector<InventoryEntry>& inventory, int shards);
 
 }  // namespace ftmpi::testing

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job through the real program: any number of ranks, the same bits; prompts, outputs, resume, context edges.
 . "$(dirname "$0")/check.sh"
+seen=()
 cd "$work"
 
 # --- the answer, one rank to four, any cut -----------------------------------------------------------------
@@ -37,7 +38,6 @@ sampling=(--temperature 0.8 --top-k 20 --top-p 0.95 --seed 7 --max-tokens 20)
 expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s1.h5 "${sampling[@]}"
 expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output s2.h5 "${sampling[@]}" --batch 2
 expect_code 0 "$ftmpi" verify s1.h5 s2.h5
-expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s3.h5 "${sampling[@]}" --seed 8 --overwrite 2>/dev/null || true
 expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s4.h5 --temperature 0.8 --seed 8 --max-tokens 20
 expect_code 8 "$ftmpi" verify s1.h5 s4.h5
 
@@ -52,7 +52,7 @@ says "--overwrite"
 expect_code 0 "$ftmpi" --model "$model" --prompt "And" --output one.h5 --overwrite --max-tokens 2
 absent one.h5.journal
 absent one.h5.part
-expect_code 1 "$ftmpi" --model "$model" --prompt "And" --output no/such/folder/x.h5
+expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output no/such/folder/x.h5
 says "no/such/folder"
 absent no
 
@@ -70,7 +70,7 @@ says_once "request 2 failed: needs 32 prompt tokens"
 says "Paris"
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --context 1000000000 --output big.h5
 absent big.h5
-expect_code 0 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
+expect_code 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
 
 # --- ids and prompts that cannot be -------------------------------------------------------------------------
 for id in 2048 -1 2029; do
@@ -80,8 +80,9 @@ for id in 2048 -1 2029; do
 done
 printf '{"ids":[1,2028]}\n' >good.jsonl
 expect_code 0 "$ftmpi" --model "$model" --prompts good.jsonl --output good.h5 --max-tokens 2
-expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "" --output bad.h5
+expect_code 2 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "" --output bad.h5
 says_once "ftmpi: error"
+says "empty"
 expect_code 3 "$ftmpi" --model "$work/nowhere" --prompt "And" --output bad.h5
 expect_code 2 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "And" --frobnicate
 says_once "frobnicate"
@@ -101,6 +102,25 @@ expect_code 0 "$ftmpi" verify five.h5 killed.h5
 expect_code 3 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume --max-tokens 3
 
 # --- memory: a rank holds what the plan says --------------------------------------------------------------------
+for np in 1 2; do
+    "$mpirun" -np $np "$ftmpi" --model "$model" --prompt "And" --ignore-eos --max-tokens 4000 --output rss.h5 --overwrite --policy even >/dev/null 2>err &
+    for _ in $(seq 100); do
+        sleep 0.1
+        worst=0
+        for pid in $(pgrep -x ftmpi); do
+            kib=$(awk '/^Rss(Anon|Shmem)/ {s += $2} END {print s + 0}' "/proc/$pid/status" 2>/dev/null)
+            [ "${kib:-0}" -gt "$worst" ] && worst=$kib
+        done
+        [ "$worst" -gt "${seen[$np]:-0}" ] && seen[np]=$worst
+        kill -0 $! 2>/dev/null || break
+    done
+    wait $! && ok || bad "the run whose memory is watched"
+    # The plan's table: the column "needs" of the rank that needs most, in MiB.
+    needs=$(awk '/^rank +name +has/ {for (i = 1; i <= NF; ++i) if ($i == "needs") from_end = NF - i; on = 1; next} on && NF == 0 {on = 0}
+                 on {v = $(NF - from_end); if (v > m) m = v} END {printf "%d", m + 1}' err)
+    echo "np $np: a rank held at most $((${seen[$np]:-0} / 1024)) MiB of anonymous and shared memory, the plan says $needs MiB"
+    [ "${seen[$np]:-0}" -gt 0 ] && [ "$((${seen[$np]:-0} / 1024))" -le $((needs + 64)) ] && ok || bad "memory of np $np"
+done
 expect_code 0 "$ftmpi" inspect --model "$model"
 expect_code 0 "$ftmpi" plan --model "$model" --hardware 24GiB@1008,16GiB@288
 finish

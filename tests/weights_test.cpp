@@ -6,6 +6,7 @@
 
 #include "error.hpp"
 #include "fleet.hpp"
+#include "real_inventory.hpp"
 #include "tiny_model.hpp"
 
 using namespace ftmpi;
@@ -245,7 +246,7 @@ BOOST_AUTO_TEST_CASE(routed_and_shared_experts_may_differ_in_format) {
 }
 
 BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
-    for (const std::filesystem::path model : {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8"})
+    for (const auto& model : {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8"})
         for (const auto& shares : std::vector<std::vector<double>>{{1}, {1, 1}, {3, 1}, {1, 0}, {2, 1, 1}}) {
             Fleet fleet(model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
             const Inventory& inventory = fleet.inventory();
@@ -294,4 +295,28 @@ BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
             const std::uint64_t table = inventory.embedding().bytes({0, inventory.embedding().rows});  // looked up row by row
             BOOST_TEST(cut - twice + replicated + table == inventory.text_bytes(), model << " at " << shares.size() << " ranks");
         }
+}
+
+BOOST_AUTO_TEST_CASE(the_published_checkpoints_are_accepted_name_by_name) {
+    // Text tensors: all but vision and MTP; the NVFP4 one also has 30,971 activation scales of 4 bytes that are not used.
+    for (const auto& [kind, text, unused] : {std::tuple{RealCheckpoint::nvfp4, std::uint64_t{20825156824}, std::uint64_t{4 * 30971}},
+                                            {RealCheckpoint::bf16, std::uint64_t{69321221376}, std::uint64_t{0}},
+                                            {RealCheckpoint::fp8, std::uint64_t{35707978496}, std::uint64_t{0}}}) {
+        TemporaryDirectory d;
+        write_sparse_checkpoint(d.path(), real_inventory(kind), 3);
+        write_file(d / "config.json", real_config_json(kind));
+        write_file(d / "generation_config.json", real_generation_config_json());
+        if (const auto hf = real_hf_quant_config_json(kind); !hf.empty()) write_file(d / "hf_quant_config.json", hf);
+        const Checkpoint checkpoint = Checkpoint::open(d.path());
+        const ModelConfig config = load_config(d.path());
+        const Inventory inventory(checkpoint, config);
+        BOOST_TEST(inventory.text_bytes() == text - unused);
+        BOOST_TEST(inventory.text_bytes() + inventory.skipped_bytes() == checkpoint.tensor_bytes());
+        BOOST_TEST(inventory.layers().size() == 40u);
+        const ModelSizes sizes = inventory.sizes();
+        BOOST_TEST((sizes.layers[3].kind == LayerKind::attention));
+        BOOST_TEST((sizes.head.format == (kind == RealCheckpoint::nvfp4 ? Format::nvfp4 : Format::bf16)));
+        BOOST_TEST((sizes.layers[0].in_qkv.format ==
+                    (kind == RealCheckpoint::nvfp4 ? Format::fp8_row : kind == RealCheckpoint::fp8 ? Format::fp8_block : Format::bf16)));
+    }
 }
