@@ -1,28 +1,32 @@
 #!/usr/bin/env bash
-# Configures and builds into build/ of this checkout; arguments go to cmake. Says which GPU parts were found.
-# FTMPI_CUDA=AUTO|ON|OFF chooses the CUDA backend (AUTO: when CUDA and NCCL are found).
+# Configures and builds into build/ of this checkout, and says whether GPUs will be used; arguments go to cmake.
+# FTMPI_CUDA=AUTO|ON|OFF chooses the CUDA backend. Left open, it is AUTO where a GPU is seen (built for the GPUs seen, when
+# nvcc and NCCL are found) and OFF elsewhere; ON without a GPU builds for all architectures, or for FTMPI_CUDA_ARCHS.
 set -eu
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+options=()
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | paste -sd, || true)
 cuda=${FTMPI_CUDA:-AUTO}
-if [ "$cuda" != OFF ]; then
-    nvcc=$(command -v nvcc || ls -d /usr/local/cuda/bin/nvcc 2>/dev/null || true)
-    nccl=$(ls /usr/include/nccl.h /usr/local/cuda/include/nccl.h /usr/include/*/nccl.h 2>/dev/null | head -n 1 || true)
-    gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | paste -sd ',' || true)
-    if [ -n "$nvcc" ]; then
-        echo "CUDA: $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') ($nvcc), NCCL: ${nccl:-not found}, GPUs: ${gpus:-none here}"
-    fi
-    if [ -z "$nvcc" ] || [ -z "$nccl" ]; then
-        echo "CUDA: ${gpus:+GPUs $gpus, but }no GPU is used without the CUDA toolkit (12.8 or newer, nvcc) and NCCL (libnccl-dev);"
-        echo "      install them and run this again for GPUs. The CPU gives the same bits, slower."
-    fi
+[ -n "$gpus" ] || cuda=${FTMPI_CUDA:-OFF}
+archs=${FTMPI_CUDA_ARCHS:-}
+if [ -z "$archs" ] && [ -n "$gpus" ]; then
+    archs=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d . | sort -u | sed 's/$/-real/' | paste -sd ';')
 fi
-generator=()
+[ -z "$archs" ] || options+=("-DFTMPI_CUDA_ARCHS=$archs")
 # A build folder keeps the generator it was made with.
-if [ ! -f "$top/build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+if [ ! -f "$top/build/CMakeCache.txt" ] && command -v ninja >/dev/null; then options+=(-G Ninja); fi
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 started=$SECONDS
-cmake -S "$top" -B "$top/build" ${generator[@]+"${generator[@]}"} -DFTMPI_CUDA="$cuda" "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+cmake -S "$top" -B "$top/build" -DFTMPI_CUDA="$cuda" ${options[@]+"${options[@]}"} "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+backend=$(sed -n 's/^-- CUDA backend: *//p' "$log")
+case $backend in
+    ON*) echo "CUDA: used, for ${archs:-all architectures}; GPUs here: ${gpus:-none}" ;;
+    *)
+        echo "CUDA: not used (${backend:+$backend; }FTMPI_CUDA=$cuda; GPUs here: ${gpus:-none}). The CPU gives the same bits, slower."
+        echo "      GPUs need: NVIDIA driver, CUDA toolkit 12.8 or newer with nvcc in PATH, NCCL (nccl.h, libnccl). Then run this again." ;;
+esac
 cmake --build "$top/build" --parallel "$(nproc)" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 grep -E 'warning:' "$log" || true
 echo "build: build/ is up to date after $((SECONDS - started)) s"

@@ -14,6 +14,8 @@ case $launcher in
     mpirun) start=("$here/../jobs/mpirun.sh" -np "$ranks") ;;
     *) echo "slurm/launch.sh: FTMPI_LAUNCHER is '$launcher', not srun or mpirun" >&2; exit 2 ;;
 esac
+# sbatch --cpus-per-task reaches srun only by this name since Slurm 22.05.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 echo "slurm: job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST:-?}, $ranks ranks by $launcher" >&2
 
 "${start[@]}" "$@" &

@@ -133,7 +133,7 @@ void apply(const Given& given, unsigned command_bit, Options& options) {
     const auto name = given.where + (given.where.empty() ? "--" : "") + row.name;
     if (!(row.where & command_bit))
         refuse(name + " does not belong to `" + commands_of(command_bit) + "`", "it belongs to: " + commands_of(row.where));
-    if (given.value.empty()) refuse(name + ": empty value");
+    if (given.value.empty()) refuse(name + (row.name == "prompt" ? ": empty prompt" : ": empty value"));
     try {
         row.set(options, given.value);
     } catch (const values::Refused& refused) {

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds build/ with the tests, and runs them all. Can be run again, from any folder.
-# FTMPI_CUDA=ON builds the CUDA backend too; without a GPU to look at, for one architecture only (CUDAARCHS, 86 by default).
+# FTMPI_CUDA=ON builds the CUDA backend too; without a GPU to look at, for one architecture only (FTMPI_CUDA_ARCHS).
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 step() { echo "== $1 (at $SECONDS s)"; }
 step "packages"
 jobs/install_packages.sh --tests
 
-has_gpu=$(nvidia-smi -L 2>/dev/null | head -n 1 || true)
-if [ -n "${CI:-}" ] || [ -z "$has_gpu" ]; then export FTMPI_CUDA=${FTMPI_CUDA:-OFF}; fi
-if [ "${FTMPI_CUDA:-AUTO}" = ON ] && [ -z "$has_gpu" ]; then export CUDAARCHS=${CUDAARCHS:-86}; fi
-step "build, CUDA ${FTMPI_CUDA:-AUTO}"
+if [ -n "${CI:-}" ]; then export FTMPI_CUDA=${FTMPI_CUDA:-OFF}; fi
+# Building for a GPU that is not here shows that the code compiles, and one architecture shows it as well as six.
+if [ "${FTMPI_CUDA:-}" = ON ] && ! nvidia-smi -L >/dev/null 2>&1; then export FTMPI_CUDA_ARCHS=${FTMPI_CUDA_ARCHS:-86-real}; fi
+step "build"
 jobs/build.sh -DFTMPI_TESTS=ON
 
 step "tests"
