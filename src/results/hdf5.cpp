@@ -103,6 +103,17 @@ Id open_file(const std::filesystem::path& path) {
                    "cannot be opened as an HDF5 file");
 }
 
+std::string library_version() {
+    unsigned major = 0, minor = 0, release = 0;
+    H5get_libversion(&major, &minor, &release);
+#ifdef H5_HAVE_PARALLEL
+    const char* const kind = " (parallel)";
+#else
+    const char* const kind = " (serial)";
+#endif
+    return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release) + kind;
+}
+
 Object create_group(const Object& parent, const std::string& name) {
     // Links and attributes stay in the object header up to these numbers: a heap and an index of their own for each of
     // thousands of small groups make the file larger and several times slower to write.

@@ -65,6 +65,9 @@ Id create_file(const std::filesystem::path& path);
 /// An existing file, for reading. Says what is wrong when it is missing, no HDF5 file, or truncated.
 Id open_file(const std::filesystem::path& path);
 
+/// "1.10.8 (serial)": the library in use, and how its headers were built.
+std::string library_version();
+
 Object create_group(const Object& parent, const std::string& name);
 Object open_group(const Object& parent, const std::string& name);
 bool has_member(const Object& group, const std::string& name);

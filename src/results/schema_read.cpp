@@ -68,7 +68,7 @@ JournalRun SchemaReader::run() const {
     record.journal_id = text(root_, "journal_id");
     record.run.identity = text(root_, "identity");
     const auto add = [&](const std::string& name) {
-        const bool own = name == "journal_id" || name == "identity";
+        const bool own = name == "journal_id" || name == "identity" || name == "hdf5_library";
         const auto& known = record.run.attributes;
         if (own || std::any_of(known.begin(), known.end(), [&](const auto& a) { return a.first == name; })) return;
         record.run.attributes.emplace_back(name, text(root_, name));

@@ -1,5 +1,6 @@
 // Layout of a result file, schema version 1. Everything with a unit is a dataset with attribute `unit`.
-//   /                attributes schema_version, session, complete (integers), identity, journal_id, the run's facts (strings)
+//   /                attributes schema_version, session, complete (integers), identity, journal_id, hdf5_library, and the run's
+//                    facts (strings)
 //   /ranks           one 1-D dataset a key, one element a rank: integers, floats, or UTF-8 strings
 //   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or [layers][ranks][2]
 //   /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256 (64 hex digits a step, absent without
@@ -109,7 +110,7 @@ void write_plan(const Object& root, const RunRecord& run) {
 
 void check_names(const RunRecord& run) {
     // The names that the schema itself uses at the root.
-    std::set<std::string> attributes = {"schema_version", "session", "complete", "identity", "journal_id"};
+    std::set<std::string> attributes = {"schema_version", "session", "complete", "identity", "journal_id", "hdf5_library"};
     for (const auto& [key, value] : run.attributes) {
         check_name(key, "attribute", attributes);
         if (key.ends_with("_replaced"))
@@ -144,6 +145,7 @@ SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& 
     write_integer(root_, "session", run.session);
     write_text(root_, "journal_id", run.journal_id);
     write_text(root_, "identity", run.run.identity);
+    write_text(root_, "hdf5_library", library_version());
     for (const auto& [key, value] : run.run.attributes) write_text(root_, key, value);
     write_ranks(root_, run.run);
     write_plan(root_, run.run);
