@@ -28,7 +28,8 @@ inline constexpr int kChunk = 32;                ///< elements of a chunk
 inline constexpr int kSegment = 512;             ///< elements of a segment
 inline constexpr int kBlock = 128;               ///< columns under one scale of FP8 128x128
 inline constexpr int kAttentionPiece = 256;      ///< absolute positions merged as one piece by attention
-inline constexpr int kMaxCode = 16383;           ///< largest magnitude of a block fixed point activation
+inline constexpr int kMaxCode = 32639;           ///< largest magnitude of a block fixed point activation: 127 * 256 + 127
+inline constexpr int kPlane = 256;               ///< a code is kPlane * high + low, both signed bytes
 inline constexpr int kNotFinite = 127;           ///< exponent of a block that holds an infinity or a NaN
 
 // ---- bits -------------------------------------------------------------------------------------------------
@@ -266,13 +267,14 @@ FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const f
 
 // ---- block fixed point activations for the 4-bit formats ------------------------------------------------------
 
-/// Exponent e of a block of 32 activations: x is taken as q * 2^e with |q| <= 16383. `amax_bits` is the largest of the
+/// Exponent e of a block of 32 activations: x is taken as q * 2^e with |q| <= 32639. `amax_bits` is the largest of the
 /// values' bits without sign (an integer maximum). An all-zero block has e = 0; e stays within [-100, 114]. A block with an
 /// infinity or a NaN is marked: its codes are 0 and its chunk is NaN, so that no such value is lost in the integers.
 FTMPI_HD int block_exponent(std::uint32_t amax_bits) {
     if (amax_bits == 0) return 0;
     if (amax_bits >= 0x7f800000u) return kNotFinite;
-    const int e = static_cast<int>(amax_bits >> 23) - 127 - 13;
+    // The largest value takes 15 bits, or 14 when its mantissa is so near 2 that it would pass 32639 units.
+    const int e = static_cast<int>((amax_bits + 0x101ffu) >> 23) - 127 - 14;
     return e < -100 ? -100 : e;
 }
 
@@ -284,6 +286,10 @@ FTMPI_HD int block_code(float x, float inverse) {
     const int q = static_cast<int>(round_even(x * inverse));
     return q > kMaxCode ? kMaxCode : q < -kMaxCode ? -kMaxCode : q;
 }
+
+/// The two signed bytes of a code, for multiplication by bytes.
+FTMPI_HD int plane_high(int q) { return (q + kPlane / 2) >> 8; }
+FTMPI_HD int plane_low(int q) { return q - kPlane * plane_high(q); }
 
 /// Quantizes `count` activations: q has count rounded up to 32 entries (the rest 0), exponents one entry per 32.
 FTMPI_HD void quantize_blocks(const float* x, std::int64_t count, std::int16_t* q, std::int8_t* exponents) {
@@ -309,7 +315,7 @@ FTMPI_HD float nvfp4_chunk(int sum0, float scale0, int sum1, float scale1, int e
 
 FTMPI_HD float mxfp4_chunk(int sum, float scale, int e) { return (static_cast<float>(sum) * scale) * block_unit(e); }
 
-/// Exact sum over [k0, k0 + n) of twice_e2m1(code) * q; n <= 32, so |sum| < 2^23.
+/// Exact sum over [k0, k0 + n) of twice_e2m1(code) * q; n <= 32, so |sum| < 2^24.
 FTMPI_HD int group_sum(const std::uint8_t* codes, const std::int16_t* q, std::int64_t k0, int n) {
     int sum = 0;
     for (std::int64_t k = k0; k < k0 + n; ++k) sum += twice_e2m1((codes[k / 2] >> (4 * (k & 1))) & 15u) * q[k];

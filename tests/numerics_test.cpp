@@ -234,20 +234,25 @@ BOOST_AUTO_TEST_CASE(activations_in_block_fixed_point) {
     for (std::size_t i = 0; i < 96; ++i) {
         BOOST_TEST(std::abs(q[i]) <= num::kMaxCode);
         const double unit = std::ldexp(1.0, e[i / 32]), value = i < 70 ? static_cast<double>(x[i]) : 0.0;
-        // Half a unit, and one where the largest value would round up to 2^14.
-        BOOST_TEST(std::abs(q[i] * unit - value) <= (std::abs(q[i]) == num::kMaxCode ? 1.0 : 0.5) * unit);
+        BOOST_TEST(std::abs(q[i] * unit - value) <= 0.5 * unit);
+        BOOST_TEST(num::plane_high(q[i]) * 256 + num::plane_low(q[i]) == q[i]);
+        BOOST_TEST(std::abs(num::plane_high(q[i])) <= 127);
+        BOOST_TEST((num::plane_low(q[i]) >= -128 && num::plane_low(q[i]) <= 127));
     }
-    BOOST_TEST(q[5] == num::kMaxCode);  // 63.999 is 16383.7 units of 2^-8
+    BOOST_TEST(q[5] == 16384);  // 63.999 is 32767.5 units of 2^-9, beyond 32639, and 16383.7 units of 2^-8
     BOOST_TEST(int{e[0]} == -8);
     BOOST_TEST(int{e[1]} == 0);
 
     const auto exponent_of = [](float largest) { return num::block_exponent(num::bits_of(largest)); };
     BOOST_TEST(exponent_of(std::numeric_limits<float>::max()) == 114);
-    BOOST_TEST(exponent_of(1.0f) == -13);
+    BOOST_TEST(exponent_of(1.0f) == -14);
+    BOOST_TEST(exponent_of(32639.0f) == 0);
+    BOOST_TEST(exponent_of(32640.0f) == 1);
+    BOOST_TEST(num::block_code(32639.0f, 1.0f) == num::kMaxCode);
     BOOST_TEST(exponent_of(1e-44f) == -100);
     BOOST_TEST(exponent_of(0.0f) == 0);
-    BOOST_TEST(num::block_code(std::numeric_limits<float>::max(), num::pow2(-114)) == num::kMaxCode);
-    BOOST_TEST(num::block_code(-std::numeric_limits<float>::max(), num::pow2(-114)) == -num::kMaxCode);
+    BOOST_TEST(num::block_code(std::numeric_limits<float>::max(), num::pow2(-114)) == 16384);
+    BOOST_TEST(num::block_code(-std::numeric_limits<float>::max(), num::pow2(-114)) == -16384);
     BOOST_TEST(num::block_code(1e-44f, num::pow2(100)) == 0);
     BOOST_TEST(num::block_code(0.5f, 1.0f) == 0);  // ties to even
     BOOST_TEST(num::block_code(1.5f, 1.0f) == 2);

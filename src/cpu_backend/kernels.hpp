@@ -17,7 +17,7 @@
 
 namespace ftmpi::cpu {
 
-/// 32 activations in block fixed point, split for multiplication by bytes: q = 128 * high + low, low in 0..127.
+/// 32 activations in block fixed point, split for multiplication by bytes: q = 256 * high + low (num::plane_high).
 struct QuantChunk {
     std::int8_t q[64];             ///< per octet of columns: low of the even columns [4], of the odd [4], then high likewise
     std::int32_t twelve_times[2];  ///< 12 * sum of q of each group of 16

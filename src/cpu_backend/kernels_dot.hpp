@@ -301,10 +301,10 @@ void quantize(const float* x, std::int64_t cols, QuantChunk* out) {
             for (int i = 0; i < 4; ++i) {
                 std::int8_t* to = out->q + 16 * o + i;
                 const std::int32_t even = q[8 * o + 2 * i], odd = q[8 * o + 2 * i + 1];
-                to[0] = static_cast<std::int8_t>(even & 127);
-                to[4] = static_cast<std::int8_t>(odd & 127);
-                to[8] = static_cast<std::int8_t>(even >> 7);
-                to[12] = static_cast<std::int8_t>(odd >> 7);
+                to[0] = static_cast<std::int8_t>(num::plane_low(even));
+                to[4] = static_cast<std::int8_t>(num::plane_low(odd));
+                to[8] = static_cast<std::int8_t>(num::plane_high(even));
+                to[12] = static_cast<std::int8_t>(num::plane_high(odd));
             }
         for (int g = 0; g < 2; ++g) {
             std::int32_t sum = 0;

@@ -96,5 +96,5 @@ inline I group_sum(const Codes& c, const std::int8_t* q) {
     high = _mm512_add_epi16(high, _mm512_maddubs_epi16(c.even[1], four(24)));
     low = _mm512_add_epi16(low, _mm512_maddubs_epi16(c.odd[1], four(20)));
     high = _mm512_add_epi16(high, _mm512_maddubs_epi16(c.odd[1], four(28)));
-    return iadd(_mm512_madd_epi16(low, _mm512_set1_epi16(1)), _mm512_madd_epi16(high, _mm512_set1_epi16(128)));
+    return iadd(_mm512_madd_epi16(low, _mm512_set1_epi16(1)), _mm512_madd_epi16(high, _mm512_set1_epi16(num::kPlane)));
 }

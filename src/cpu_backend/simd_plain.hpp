@@ -122,7 +122,7 @@ inline I group_sum(const Codes& c, const std::int8_t* q) {
         for (int k = 0; k < 16; ++k) {
             const int octet = k / 8, at = octet * 16 + (k & 1) * 4 + k % 8 / 2;
             const unsigned code = c.v[octet * 64 + row * 4 + k % 8 / 2] >> (4 * (k & 1)) & 15u;
-            sum += (num::twice_e2m1(code) + 12) * (q[at + 8] * 128 + q[at]);
+            sum += (num::twice_e2m1(code) + 12) * (q[at + 8] * num::kPlane + q[at]);
         }
         return sum;
     });
