@@ -15,12 +15,23 @@
 #include <span>
 
 #include "../src/backend.hpp"
+#include "matrix.hpp"
 
 namespace ftmpi::cuda {
 
 struct Scratch {
     void* data = nullptr;  ///< 256-byte aligned
     std::size_t bytes = 0;
+    /// kTickets counters, 0 before and after every launcher. The mixers clear some of their own when null, at the cost of a
+    /// memory operation a call.
+    unsigned* tickets = nullptr;
+};
+inline constexpr std::int64_t kTickets = 4096;
+
+/// What launches are sized by.
+struct Card {
+    int multiprocessors = 0;
+    std::size_t shared_per_block = 0;  ///< bytes a block may take when a kernel asks for more than 48 KiB
 };
 
 // ---- mixers ---------------------------------------------------------------------------------------------------------
@@ -32,5 +43,34 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
 void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
                std::int64_t stride, Scratch scratch, cudaStream_t stream);
+
+// ---- matrices -------------------------------------------------------------------------------------------------------
+std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
+             cudaStream_t stream);
+/// Of experts_up (matrix rows: gate and up) and of experts_down; cols is the wider of routed and shared.
+std::size_t experts_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols, std::int64_t routed_rows,
+                            std::int64_t shared_rows);
+void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
+                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
+                cudaStream_t stream);
+void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
+                  const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride, const Card& card,
+                  Scratch scratch, cudaStream_t stream);
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+/// x[t] = row[t] of `rows` bf16 rows without gaps; the memory may be page-locked host memory.
+void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream);
+/// x[t] = table[rows[t].token]
+void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
+void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream);
+void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);
+void add(float* h, const float* y, std::int64_t n, cudaStream_t stream);
+
+std::size_t argmax_scratch(std::int64_t rows);
+/// `tickets` are kArgmaxTickets counters in device memory, 0 before the first launch and after each.
+inline constexpr std::int64_t kArgmaxTickets = 1024;
+void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
+            std::int32_t* token, std::int32_t* finite, unsigned* tickets, Scratch scratch, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

@@ -1,0 +1,109 @@
+// What kernels share: launching, wide loads, byte permutes, exact decoding of codes. Only for files compiled by nvcc.
+// Every form for a newer architecture has an equal one for older ones.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../src/numerics.hpp"
+#include "handles.hpp"
+
+namespace ftmpi::cuda {
+
+/// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.
+template <class... Parameters, class... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+            cudaStream_t stream, Arguments... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
+}
+
+/// Lets a kernel take more than 48 KiB of shared memory.
+template <class... Parameters>
+void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
+    FTMPI_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)));
+}
+
+/// The dynamic shared memory of the block, 16-byte aligned.
+__device__ inline unsigned char* shared_bytes() {
+    extern __shared__ __align__(16) unsigned char ftmpi_shared_bytes[];
+    return ftmpi_shared_bytes;
+}
+
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+/// 16 bytes that are read once: they pass by the first-level cache.
+__device__ __forceinline__ uint4 load_once(const void* p) {
+#if defined(__CUDA_ARCH__)
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+#else
+    return *static_cast<const uint4*>(p);
+#endif
+}
+
+/// Byte permute, default mode: nibble i of the selector picks byte 0..7 of {b, a}; its high bit replicates that byte's sign.
+__device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+    std::uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+#else
+    const std::uint64_t bytes = (static_cast<std::uint64_t>(b) << 32) | a;
+    std::uint32_t r = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned s = (selector >> (4 * i)) & 15u;
+        std::uint32_t v = static_cast<std::uint32_t>(bytes >> (8 * (s & 7u))) & 0xffu;
+        if (s & 8u) v = v & 0x80u ? 0xffu : 0u;
+        r |= v << (8 * i);
+    }
+    return r;
+#endif
+}
+
+/// c + sum of the products of four signed bytes.
+__device__ __forceinline__ int dot4(std::uint32_t a, std::uint32_t b, int c) {
+#if defined(__CUDA_ARCH__)
+    return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
+#else
+    for (int i = 0; i < 32; i += 8) c += static_cast<std::int8_t>(a >> i) * static_cast<std::int8_t>(b >> i);
+    return c;
+#endif
+}
+
+/// The values of the two e4m3 codes (no NaN codes) in the lower half of `codes`, the lowest byte first.
+__device__ __forceinline__ void decode_e4m3_pair(std::uint32_t codes, float& first, float& second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    std::uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
+    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }" : "=f"(first), "=f"(second) : "r"(halves));
+#else
+    // The code's exponent and fraction in a float's places are its value times 2^-120, subnormal codes included.
+    const float up = num::pow2(120);
+    first = num::float_of(((codes << 24) & 0x80000000u) | ((codes << 20) & 0x07f00000u)) * up;
+    second = num::float_of(((codes << 16) & 0x80000000u) | ((codes << 12) & 0x07f00000u)) * up;
+#endif
+}
+
+__device__ __forceinline__ void decode_e4m3(std::uint32_t codes, float (&w)[4]) {
+    decode_e4m3_pair(codes, w[0], w[1]);
+    decode_e4m3_pair(codes >> 16, w[2], w[3]);
+}
+
+/// Eight e2m1 codes as bytes of 12 + twice their value, elements 0..3 and 4..7: each table serves one sign, the other sign's
+/// bytes come out as 0.
+__device__ __forceinline__ void decode_e2m1(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+    const std::uint32_t flipped = codes ^ 0x88888888u;
+    low = permute(0x0f0e0d0cu, 0x18141210u, codes) | permute(0x090a0b0cu, 0x00040608u, flipped);
+    high = permute(0x0f0e0d0cu, 0x18141210u, codes >> 16) | permute(0x090a0b0cu, 0x00040608u, flipped >> 16);
+}
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,120 @@
+// What a stored tensor may not hold. The device only says that a block holds something wrong; this finds and names it.
+#include <cstring>
+#include <sstream>
+
+#include "../src/error.hpp"
+#include "../src/numerics.hpp"
+#include "matrix.hpp"
+
+namespace ftmpi::cuda {
+namespace {
+
+class Faults {
+public:
+    Faults(const RowBlock& block, const char* what) : block_(block), what_(what) {}
+    void add(std::int64_t row, std::int64_t column) {
+        if (count_++ > 0) return;
+        row_ = block_.first_row + row;
+        column_ = column;
+    }
+    void refuse_any() const {
+        if (count_ == 0) return;
+        std::ostringstream text;
+        text << "tensor " << block_.name << ": " << count_ << " " << what_ << ", the first at row " << row_ << ", column "
+             << column_;
+        throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
+    }
+
+private:
+    const RowBlock& block_;
+    const char* what_;
+    std::int64_t count_ = 0, row_ = 0, column_ = 0;
+};
+
+std::uint16_t read_u16(const std::byte* p) {
+    std::uint16_t x;
+    std::memcpy(&x, p, 2);
+    return x;
+}
+
+void find_codes(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faults& faults) {
+    const std::byte* p = b.codes + static_cast<std::size_t>(row) * b.pitch;
+    for (std::int64_t k = 0; k < s.cols; ++k)
+        if (s.format == Format::bf16 ? (read_u16(p + 2 * k) & 0x7f80u) == 0x7f80u
+                                     : (static_cast<std::uint8_t>(p[k]) & 0x7fu) == 0x7fu)
+            faults.add(row, k);
+}
+
+void find_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faults& faults) {
+    const std::int64_t count = scales_per_row(s.format, s.cols), group = scale_group(s.format) / 2;
+    if (s.format == Format::fp8_block) {
+        const std::byte* plane = b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
+        for (std::int64_t j = 0; j < count; ++j) {
+            const float x = scale_value(plane + static_cast<std::size_t>(j) * size_of(b.scale_type), b.scale_type, b);
+            if (!(x >= 0.0f) || !num::is_finite(x)) faults.add(row, j);
+        }
+        return;
+    }
+    const std::byte* scales = b.scales + static_cast<std::size_t>(row) * b.scale_pitch;
+    const std::byte* codes = b.codes + static_cast<std::size_t>(row) * b.pitch;
+    for (std::int64_t j = 0; j < count; ++j) {
+        const auto x = static_cast<std::uint8_t>(scales[j]);
+        if (s.format == Format::mxfp4) {
+            if (x == 0xff) faults.add(row, j);
+        } else if ((x & 0x7f) == 0x7f) {  // NaN over a group of zeros adds nothing and is let pass
+            for (std::int64_t i = j * group; i < (j + 1) * group && i < s.cols / 2; ++i)
+                if (static_cast<std::uint8_t>(codes[i]) & 0x77) {
+                    faults.add(row, j);
+                    break;
+                }
+        } else if ((x & 0x80) && x != 0x80) {
+            faults.add(row, j);
+        }
+    }
+}
+
+}  // namespace
+
+float scale_value(const std::byte* p, DType type, const RowBlock& block) {
+    if (type == DType::bf16) return num::from_bf16(read_u16(p));
+    if (type != DType::f32)
+        throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " + std::string(name_of(type)) +
+                                         " are not supported here; BF16 and F32 are");
+    float x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+
+void refuse_faults(const MatrixSource& source, const RowBlock& block) {
+    Faults codes(block, source.format == Format::bf16 ? "weights are infinite or NaN" : "weights are NaN codes");
+    Faults scales(block, "scales are NaN, negative or infinite");
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+        if (!is_4bit(source.format)) find_codes(source, block, r, codes);
+        if (scale_group(source.format)) find_scales(source, block, r, scales);
+        if (!has_row_scale(source.format)) continue;
+        float m = block.multiplier;
+        if (source.format == Format::fp8_row && block.row_scales)
+            m = scale_value(block.row_scales + static_cast<std::size_t>(r) * size_of(block.row_scale_type), block.row_scale_type,
+                            block);
+        if (m > 0.0f && num::is_finite(m)) continue;
+        std::ostringstream text;
+        text << "tensor " << block.name << ": 1 scale that is not finite and above 0 (" << m << "), the first at row "
+             << block.first_row + r << ", column 0";
+        throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
+    }
+    codes.refuse_any();
+    scales.refuse_any();
+}
+
+void check_shape(const MatrixSource& s) {
+    std::int64_t rows = 0;
+    for (const auto& b : s.blocks) rows += b.rows;
+    if (rows != s.groups * s.rows || s.rows < 0 || s.cols < 0 || s.groups < 0)
+        throw Error(Exit::failure, "a matrix of " + std::to_string(s.groups) + " x " + std::to_string(s.rows) +
+                                       " rows was given " + std::to_string(rows) + " rows to load");
+    if (is_4bit(s.format) && s.cols % 2)
+        throw Error(Exit::bad_input, "tensor " + std::string(s.blocks.empty() ? "?" : s.blocks[0].name) +
+                                         ": 4-bit codes need an even number of columns, it has " + std::to_string(s.cols));
+}
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,250 @@
+// Lookup, norms, routing and the choice of a token.
+#include <algorithm>
+
+#include "device_code.hpp"
+#include "launch.hpp"
+
+namespace ftmpi::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void widen(const std::uint16_t* from, std::int64_t n, float* x) {
+    for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * blockDim.x)
+        x[i] = num::from_bf16(from[i]);
+}
+
+/// One block a row; the table lies in the matrix layout.
+__global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
+    const std::uint8_t* codes = table.codes + rows[blockIdx.x].token * table.code_pitch;
+    constexpr int kPieces = pieces_of(Format::bf16), kCodes = kPiece / 2;  // a piece holds 8 codes
+    for (int k = static_cast<int>(threadIdx.x); k < table.cols; k += static_cast<int>(blockDim.x)) {
+        const int chunk = k / num::kChunk, set = chunk / 32 * 32, n = table.chunks - set < 32 ? table.chunks - set : 32;
+        const int piece = k % num::kChunk / kCodes, at = set * kPieces + piece * n + (chunk - set);
+        x[std::int64_t{blockIdx.x} * table.cols + k] = num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kPiece)[k % kCodes]);
+    }
+}
+
+/// One block a row. Shared memory: the row's chunk values.
+__global__ void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t width, float* y) {
+    auto* values = reinterpret_cast<float*>(shared_bytes());
+    const int chunks = static_cast<int>((width + num::kChunk - 1) / num::kChunk), segments = (chunks + 15) / 16;
+    float* sums = values + chunks;
+    x += blockIdx.x * width;
+    y += blockIdx.x * width;
+    const bool wide = (reinterpret_cast<std::uintptr_t>(x) & 15) == 0;
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    for (int c = thread; c < chunks; c += threads) {
+        const float* p = x + c * num::kChunk;
+        float v = 0.0f;
+        if (wide && (c + 1) * num::kChunk <= width) {
+            float4 q[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) q[i] = reinterpret_cast<const float4*>(p)[i];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                v = num::fma(q[i].x, q[i].x, v);
+                v = num::fma(q[i].y, q[i].y, v);
+                v = num::fma(q[i].z, q[i].z, v);
+                v = num::fma(q[i].w, q[i].w, v);
+            }
+        } else {
+            for (int i = 0; i < num::kChunk && c * num::kChunk + i < width; ++i) v = num::fma(p[i], p[i], v);
+        }
+        values[c] = v;
+    }
+    __syncthreads();
+    for (int s = thread; s < segments; s += threads) {
+        float v = 0.0f;
+        for (int c = 16 * s; c < 16 * s + 16 && c < chunks; ++c) v = v + values[c];
+        sums[s] = v;
+    }
+    __syncthreads();
+    float total = 0.0f;
+    for (int s = 0; s < segments; ++s) total = total + sums[s];
+    const float scale = num::rms_scale(total, width, eps);
+    for (std::int64_t i = thread; i < width; i += threads) y[i] = num::rms_apply(x[i], scale, weight[i]);
+}
+
+__global__ void add_to(float* h, const float* y, std::int64_t n) {
+    const std::int64_t i = 4 * (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
+    if (i + 4 <= n) {
+        float4 a = *reinterpret_cast<const float4*>(h + i);
+        const float4 b = *reinterpret_cast<const float4*>(y + i);
+        a.x = a.x + b.x, a.y = a.y + b.y, a.z = a.z + b.z, a.w = a.w + b.w;
+        *reinterpret_cast<float4*>(h + i) = a;
+    } else {
+        for (std::int64_t k = i; k < n; ++k) h[k] = h[k] + y[k];
+    }
+}
+__global__ void add_single(float* h, const float* y, std::int64_t n) {
+    const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i < n) h[i] = h[i] + y[i];
+}
+
+/// One warp a row. Shared memory: the row's logits, then the chosen ids in the order of choice.
+__global__ void route_rows(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
+    auto* values = reinterpret_cast<float*>(shared_bytes());
+    auto* chosen = reinterpret_cast<std::int32_t*>(values + experts);
+    const int lane = static_cast<int>(threadIdx.x);
+    logits += std::int64_t{blockIdx.x} * experts;
+    ids += std::int64_t{blockIdx.x} * top_k;
+    weights += std::int64_t{blockIdx.x} * top_k;
+    bool finite = true;
+    for (int e = lane; e < experts; e += 32) {
+        values[e] = logits[e];
+        finite = finite && num::is_finite(values[e]);
+    }
+    __syncwarp();
+    if (!__all_sync(kWholeWarp, finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
+        if (lane == 0) num::route(logits, experts, top_k, ids, weights);
+        return;
+    }
+    const float taken = num::float_of(0xff800000u);
+    for (int n = 0; n < top_k; ++n) {
+        float best = taken;
+        int id = experts;
+        for (int e = lane; e < experts; e += 32)
+            if (values[e] > best) best = values[e], id = e;
+        for (int step = 16; step > 0; step /= 2) {
+            const float other = __shfl_xor_sync(kWholeWarp, best, step);
+            const int other_id = __shfl_xor_sync(kWholeWarp, id, step);
+            if (other > best || (other == best && other_id < id)) best = other, id = other_id;
+        }
+        if (lane == 0) {
+            chosen[n] = id;
+            values[id] = taken;
+        }
+        __syncwarp();
+    }
+    if (lane == 0) {
+        for (int n = 1; n < top_k; ++n) {  // ids rising
+            const std::int32_t id = chosen[n];
+            int at = n;
+            for (; at > 0 && chosen[at - 1] > id; --at) chosen[at] = chosen[at - 1];
+            chosen[at] = id;
+        }
+        float m = logits[chosen[0]], total = 0.0f;
+        for (int i = 1; i < top_k; ++i) m = logits[chosen[i]] > m ? logits[chosen[i]] : m;
+        for (int i = 0; i < top_k; ++i) {
+            ids[i] = chosen[i];
+            values[i] = num::exp(logits[chosen[i]] - m);
+            total = total + values[i];
+        }
+        for (int i = 0; i < top_k; ++i) weights[i] = values[i] / total;
+    }
+}
+
+constexpr int kArgmaxBlocks = 64;
+
+/// A logit and its id as one number: the larger logit is larger, of equal ones the lower id. 0 is no logit.
+__device__ unsigned long long key_of(float logit, std::int64_t id) {
+    const std::uint32_t bits = num::bits_of(logit + 0.0f);  // -0 becomes +0
+    const std::uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (static_cast<unsigned long long>(rising) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id));
+}
+
+struct Found {
+    unsigned long long key;
+    int finite;
+};
+
+/// The best of the block's keys; complete in thread 0.
+__device__ Found best_of_block(Found f, Found* of_warp) {
+    for (int step = 16; step > 0; step /= 2) {
+        const unsigned long long other = __shfl_xor_sync(kWholeWarp, f.key, step);
+        f.key = other > f.key ? other : f.key;
+        f.finite &= __shfl_xor_sync(kWholeWarp, f.finite, step);
+    }
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread % 32 == 0) of_warp[thread / 32] = f;
+    __syncthreads();
+    if (thread == 0)
+        for (int w = 1; w < kThreads / 32; ++w) {
+            f.key = of_warp[w].key > f.key ? of_warp[w].key : f.key;
+            f.finite &= of_warp[w].finite;
+        }
+    return f;
+}
+
+/// grid.y counts rows; the last block of a row to finish reads what the others found.
+__global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked, std::int32_t* token,
+                            std::int32_t* finite, unsigned* tickets, Found* found) {
+    auto* of_warp = reinterpret_cast<Found*>(shared_bytes());
+    auto* is_last = reinterpret_cast<int*>(of_warp + kThreads / 32);
+    const unsigned row = blockIdx.y;
+    logits += row * stride;
+    found += row * kArgmaxBlocks;
+    Found f{0, 1};
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < ids; i += std::int64_t{kArgmaxBlocks} * kThreads) {
+        const float x = logits[i];
+        if (!num::is_finite(x)) f.finite = 0;
+        if ((masked && masked[i]) || !(x == x)) continue;
+        const unsigned long long key = key_of(x, i);
+        f.key = key > f.key ? key : f.key;
+    }
+    f = best_of_block(f, of_warp);
+    if (threadIdx.x == 0) {
+        found[blockIdx.x] = f;
+        __threadfence();
+        *is_last = atomicAdd(tickets + row, 1u) == kArgmaxBlocks - 1;
+    }
+    __syncthreads();
+    if (!*is_last) return;
+    __threadfence();
+    f = {0, 1};
+    if (threadIdx.x < kArgmaxBlocks) {
+        f.key = *const_cast<const volatile unsigned long long*>(&found[threadIdx.x].key);
+        f.finite = *const_cast<const volatile int*>(&found[threadIdx.x].finite);
+    }
+    f = best_of_block(f, of_warp);
+    if (threadIdx.x == 0) {
+        token[row] = f.key ? static_cast<std::int32_t>(0xffffffffu - static_cast<std::uint32_t>(f.key)) : -1;
+        finite[row] = f.finite;
+        tickets[row] = 0;
+    }
+}
+
+}  // namespace
+
+void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream) {
+    const std::int64_t n = rows * cols;
+    launch("embed", widen, dim3(static_cast<unsigned>(std::min<std::int64_t>((n + kThreads - 1) / kThreads, 65535))), dim3(kThreads), 0,
+           stream, from, n, x);
+}
+
+void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream) {
+    launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream, table.view(), rows.device, x);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream) {
+    const std::int64_t chunks = (width + num::kChunk - 1) / num::kChunk;
+    const auto bytes = static_cast<std::size_t>(chunks + (chunks + 15) / 16) * sizeof(float);
+    launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, x, weight, eps, width, y);
+}
+
+void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
+    const int k = routes.top_k;
+    if (k < 1 || k > experts) throw Error(Exit::failure, "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
+    const auto bytes = static_cast<std::size_t>(experts + k) * 4;
+    launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts, k, routes.experts, routes.weights);
+}
+
+void add(float* h, const float* y, std::int64_t n, cudaStream_t stream) {
+    const bool wide = ((reinterpret_cast<std::uintptr_t>(h) | reinterpret_cast<std::uintptr_t>(y)) & 15) == 0;
+    const std::int64_t each = wide ? 4 * kThreads : kThreads;
+    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)), dim3(kThreads), 0, stream, h, y, n);
+}
+
+std::size_t argmax_scratch(std::int64_t rows) { return static_cast<std::size_t>(rows) * kArgmaxBlocks * sizeof(Found); }
+
+void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
+            std::int32_t* token, std::int32_t* finite, unsigned* tickets, Scratch scratch, cudaStream_t stream) {
+    for (std::int64_t first = 0; first < rows; first += kArgmaxTickets) {
+        const auto n = static_cast<unsigned>(std::min(kArgmaxTickets, rows - first));
+        launch("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads), kThreads / 32 * sizeof(Found) + 16, stream,
+               logits + first * stride, stride, ids, masked, token + first, finite + first, tickets, static_cast<Found*>(scratch.data));
+    }
+}
+
+}  // namespace ftmpi::cuda

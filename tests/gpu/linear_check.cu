@@ -1,0 +1,227 @@
+// Matrices, experts and steps of the CUDA backend against the CPU backend, to the bit, then their times at the sizes of a 35B
+// model. --quick: small shapes and no times (for memory checkers).
+#include <cstdlib>
+#include <thread>
+
+#include "../../cuda/backend.hpp"
+#include "../../src/cpu_backend.hpp"
+#include "checks.hpp"
+
+namespace {
+
+using namespace ftmpi;
+using namespace ftmpi::check;
+
+constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4};
+
+struct Pair {
+    Backend& cpu;
+    Backend& gpu;
+    Tally& tally;
+    Random random{7};
+    bool quick = false;
+};
+
+std::string text(std::initializer_list<std::int64_t> numbers) {
+    std::string s;
+    for (auto n : numbers) s += (s.empty() ? "" : " x ") + std::to_string(n);
+    return s;
+}
+
+/// Several matrices in one call, results side by side with gaps.
+void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t rows, std::int64_t cols, std::int64_t inputs) {
+    std::vector<std::unique_ptr<Matrix>> on_cpu, on_gpu;
+    for (const Format f : formats) {
+        const Stored stored(p.random, f, 1, rows, cols);
+        on_cpu.push_back(p.cpu.load(stored.source));
+        on_gpu.push_back(p.gpu.load(stored.source));
+    }
+    auto x = random_activations(p.random, inputs, cols);
+    if (inputs > 3 && bits(p.random, 1)) x[static_cast<std::size_t>(2 * cols + cols / 2)] = INFINITY;
+    const auto n = static_cast<std::int64_t>(formats.size()), stride = n * rows + 3;
+    const std::vector<float> filled(static_cast<std::size_t>(stride * inputs), 77.0f);
+    std::vector<float> results[2];
+    for (int side = 0; side < 2; ++side) {
+        Backend& b = side ? p.gpu : p.cpu;
+        auto in = upload(b, x), out = upload(b, filled);
+        std::vector<Projection> to;
+        for (std::size_t i = 0; i < formats.size(); ++i)
+            to.push_back({(side ? on_gpu : on_cpu)[i].get(), out.data() + static_cast<std::int64_t>(i) * rows, stride});
+        b.project(to, in.data(), inputs);
+        results[side] = download(b, out.data(), stride * inputs);
+    }
+    std::string names;
+    for (const Format f : formats) names += std::string(name_of(f)) + " ";
+    const auto d = difference(results[0], results[1]);
+    p.tally.add(d.empty(), "project " + names + text({rows, cols}) + ", " + std::to_string(inputs) + " inputs" + d);
+}
+
+struct MoeShape {
+    Format routed, shared;
+    std::int64_t experts, hidden, width, shared_width, own, own_shared, own_down, rows;
+    int top_k;
+};
+
+void check_experts(Pair& p, const MoeShape& s) {
+    const Stored up(p.random, s.routed, s.experts, 2 * s.own, s.hidden), down(p.random, s.routed, s.experts, s.own_down, s.width);
+    const Stored shared_up(p.random, s.shared, 1, 2 * s.own_shared, s.hidden), shared_down(p.random, s.shared, 1, s.own_down, s.shared_width);
+    const auto x = random_activations(p.random, s.rows, s.hidden), gates = random_activations(p.random, s.rows, 1);
+    const auto whole_act = random_activations(p.random, s.rows * s.top_k, s.width), whole_shared = random_activations(p.random, s.rows, s.shared_width);
+    std::vector<float> logits(static_cast<std::size_t>(s.rows * s.experts));
+    for (float& l : logits) l = static_cast<float>(static_cast<int>(bits(p.random, 7))) / 16.0f;  // with ties
+    std::vector<float> results[2];
+    std::vector<std::int32_t> ids[2];
+    for (int side = 0; side < 2; ++side) {
+        Backend& b = side ? p.gpu : p.cpu;
+        const auto m_up = b.load(up.source), m_down = b.load(down.source), m_shared_up = b.load(shared_up.source), m_shared_down = b.load(shared_down.source);
+        auto in = upload(b, x), gate = upload(b, gates), act = upload(b, whole_act), shared_act = upload(b, whole_shared), l = upload(b, logits);
+        DeviceArray<std::int32_t> experts(b, s.rows * s.top_k, "check");
+        DeviceArray<float> weights(b, s.rows * s.top_k, "check");
+        const Routes routes{experts.data(), weights.data(), s.top_k};
+        b.route(l.data(), s.rows, static_cast<int>(s.experts), routes);
+        // This rank's columns of act, then the whole act as other ranks would have gathered it.
+        DeviceArray<float> own_act(b, s.rows * s.top_k * s.width, "check"), own_shared_act(b, s.rows * s.shared_width, "check"), out(b, s.rows * (s.own_down + 5), "check");
+        b.experts_up(*m_up, *m_shared_up, routes, in.data(), s.rows, own_act.data(), s.width, own_shared_act.data(), s.shared_width);
+        b.experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), s.rows, out.data(), s.own_down + 5);
+        ids[side] = download(b, experts.data(), experts.size());
+        for (const auto* a : {&weights, &own_act, &own_shared_act, &out}) {
+            const auto v = download(b, a->data(), a->size());
+            results[side].insert(results[side].end(), v.begin(), v.end());
+        }
+    }
+    const std::string what = std::string(name_of(s.routed)) + " + " + std::string(name_of(s.shared)) + ", " + std::to_string(s.top_k) + " of " +
+                             text({s.experts, s.own, s.hidden}) + ", shared " + text({s.own_shared}) + ", down " +
+                             text({s.own_down, s.width, s.shared_width}) + ", " + std::to_string(s.rows) + " rows";
+    p.tally.add(ids[0] == ids[1], "route " + what);
+    const auto d = difference(results[0], results[1]);
+    p.tally.add(d.empty(), "experts " + what + d);
+}
+
+void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
+    const auto x = random_activations(p.random, rows, width), w = random_activations(p.random, 1, width), y = random_activations(p.random, rows, width);
+    const Stored table(p.random, Format::bf16, 1, 67, width);
+    std::vector<Row> host;
+    for (std::int64_t t = 0; t < rows; ++t) host.push_back({static_cast<std::int32_t>(bits(p.random, 6)), 0, static_cast<std::int32_t>(t)});
+    std::vector<std::uint8_t> mask(static_cast<std::size_t>(width));
+    for (auto& m : mask) m = bits(p.random, 2) == 0;
+    auto logits = x;
+    if (rows > 2 && width > 3) {
+        logits[static_cast<std::size_t>(width + 3)] = INFINITY;
+        for (std::int64_t i = 0; i < width; ++i) logits[static_cast<std::size_t>(2 * width + i)] = i % 2 ? 1.5f : i % 3 ? -0.0f : 0.0f;
+    }
+    std::vector<float> results[2];
+    std::vector<std::int32_t> tokens[2];
+    for (int side = 0; side < 2; ++side) {
+        Backend& b = side ? p.gpu : p.cpu;
+        auto in = upload(b, x), weight = upload(b, w), add = upload(b, y), l = upload(b, logits);
+        auto masked = upload(b, mask);
+        auto device_rows = upload(b, host);
+        DeviceArray<float> normed(b, rows * width, "check"), embedded(b, 2 * rows * width, "check");
+        DeviceArray<std::int32_t> token(b, 3 * rows, "check");
+        b.rms_norm(in.data(), weight.data(), 1e-6f, rows, width, normed.data());
+        b.add(in.data(), add.data(), rows * width);
+        for (int on_host = 0; on_host < 2; ++on_host) {
+            const auto t = b.load_table(table.source, on_host);
+            b.embed(*t, {host, device_rows.data()}, embedded.data() + on_host * rows * width);
+            b.synchronize();
+        }
+        b.argmax(l.data(), rows, width, width, nullptr, token.data(), token.data() + rows);
+        auto all = download(b, token.data(), 2 * rows);
+        b.argmax(l.data(), rows, width, width - width / 5, masked.data(), token.data(), token.data() + rows);
+        const auto some = download(b, token.data(), 2 * rows);
+        all.insert(all.end(), some.begin(), some.end());
+        tokens[side] = all;
+        for (const auto* a : {&normed, &in, &embedded}) {
+            const auto v = download(b, a->data(), a->size());
+            results[side].insert(results[side].end(), v.begin(), v.end());
+        }
+    }
+    const auto d = difference(results[0], results[1]);
+    p.tally.add(d.empty(), "rms_norm, add, embed " + text({rows, width}) + d);
+    p.tally.add(tokens[0] == tokens[1], "argmax " + text({rows, width}));
+}
+
+/// A forbidden value is refused in the same words on both sides.
+void check_refusals(Pair& p) {
+    for (const Format f : kFormats)
+        for (const bool in_scales : {false, true}) {
+            if (in_scales ? f == Format::bf16 || f == Format::fp8_row : is_4bit(f)) continue;
+            Stored stored(p.random, f, 3, 40, 256);
+            RowBlock& b = stored.source.blocks.back();
+            const std::size_t row = static_cast<std::size_t>(b.rows) - 2;
+            if (!in_scales) {
+                auto* code = const_cast<std::byte*>(b.codes) + row * b.pitch + (f == Format::bf16 ? 2 * 77 : 77);
+                const std::uint16_t nan = 0x7fc0;
+                if (f == Format::bf16)
+                    std::memcpy(code, &nan, 2);
+                else
+                    *code = std::byte{0xff};
+            } else if (f == Format::fp8_block) {
+                const std::size_t plane = static_cast<std::size_t>(b.first_row + static_cast<std::int64_t>(row)) / 128;
+                auto* scale = const_cast<std::byte*>(b.scales) + plane * b.scale_pitch + size_of(b.scale_type);
+                const float bad = -1.0f;
+                const std::uint16_t half = num::to_bf16(bad);
+                std::memcpy(scale, b.scale_type == DType::f32 ? static_cast<const void*>(&bad) : &half, size_of(b.scale_type));
+            } else {
+                const_cast<std::byte*>(b.scales)[row * b.scale_pitch + 1] = f == Format::mxfp4 ? std::byte{0xff} : std::byte{0x85};
+            }
+            std::string said[2];
+            for (int side = 0; side < 2; ++side) {
+                try {
+                    (side ? p.gpu : p.cpu).load(stored.source);
+                } catch (const Error& e) {
+                    said[side] = e.what();
+                }
+            }
+            p.tally.add(!said[0].empty() && said[0] == said[1], std::string("refusal ") + std::string(name_of(f)) + ": \"" + said[0] + "\" and \"" + said[1] + "\"");
+        }
+}
+
+void check_all(Pair& p) {
+    const std::vector<std::int64_t> cols = p.quick ? std::vector<std::int64_t>{16, 64, 520, 1056} : std::vector<std::int64_t>{16, 32, 48, 64, 256, 512, 520, 1040, 2048, 4096};
+    const std::vector<std::int64_t> rows = p.quick ? std::vector<std::int64_t>{1, 40} : std::vector<std::int64_t>{1, 16, 40, 512};
+    const std::vector<std::int64_t> inputs = p.quick ? std::vector<std::int64_t>{1, 3, 9} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257};
+    for (const Format f : kFormats)
+        for (const auto k : cols)
+            for (const auto r : rows)
+                for (const auto n : inputs) check_project(p, {f}, r, k, n);
+    for (const auto n : inputs) check_project(p, {Format::fp8_row, Format::nvfp4, Format::bf16, Format::mxfp4, Format::fp8_block, Format::fp8_row}, 40, 256, n);
+    check_project(p, std::vector<Format>(11, Format::bf16), 17, 64, 3);
+    if (!p.quick)
+        for (const Format f : kFormats)
+            for (const std::int64_t n : {1, 8, 64}) check_project(p, {f}, 8192, 2048, n);
+
+    for (const std::int64_t r : p.quick ? std::vector<std::int64_t>{1, 5} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257}) {
+        for (const Format f : kFormats) check_experts(p, {f, f, 16, 256, 64, 128, 64, 128, 256, r, 4});
+        check_experts(p, {Format::nvfp4, Format::bf16, 16, 256, 64, 128, 16, 40, 72, r, 4});
+        check_experts(p, {Format::fp8_row, Format::nvfp4, 7, 64, 96, 48, 24, 48, 17, r, 3});
+        check_experts(p, {Format::bf16, Format::fp8_block, 5, 512, 32, 64, 0, 16, 33, r, 5});
+        check_experts(p, {Format::mxfp4, Format::fp8_row, 5, 544, 576, 64, 32, 0, 40, r, 1});
+        if (!p.quick && r < 100) check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
+    }
+    for (const std::int64_t r : {1, 3, 70})
+        for (const std::int64_t w : {16, 100, 256, 2048, 5000}) check_steps(p, r, w);
+    check_refusals(p);
+}
+
+}  // namespace
+
+void time_all(Backend& gpu);  // linear_times.cu
+
+int main(int argc, char** argv) {
+    try {
+        Tally tally("linear_check");
+        const auto cpu = make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+        const auto gpu = make_cuda_backend({});
+        const auto info = gpu->info();
+        std::printf("%s, %s, capability %s, driver %s\n", info.name.c_str(), info.uuid.c_str(), info.capability.c_str(), info.driver.c_str());
+        Pair pair{*cpu, *gpu, tally};
+        pair.quick = argc > 1 && std::string(argv[1]) == "--quick";
+        check_all(pair);
+        if (!pair.quick) time_all(*gpu);
+        return tally.finish();
+    } catch (const Error& e) {
+        std::printf("linear_check: error: %s\n", e.what());
+        return 1;
+    }
+}
