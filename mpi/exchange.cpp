@@ -81,6 +81,11 @@ void Exchange::fail(const Error& error) {
     throw error;
 }
 
+void Exchange::fail(const Error& error, std::vector<int> missing) {
+    missing_ = std::move(missing);
+    fail(error);
+}
+
 void Exchange::wait(std::string_view name, std::size_t receives) {
     const auto start = Clock::now();
     constexpr int spins = 50;  // a few microseconds: what a rank of the same host that is not late needs
@@ -141,6 +146,24 @@ void Exchange::compare_headers(std::string_view name) {
     }
 }
 
+void Exchange::post_receive(std::byte* to, std::uint64_t bytes, int peer) {
+    for (const auto piece : pieces_of(bytes, piece_bytes)) {
+        requests_.emplace_back(MPI_REQUEST_NULL);
+        peers_.push_back(peer);
+        check_mpi(MPI_Irecv(to, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()), "MPI_Irecv");
+        to += piece;
+    }
+}
+
+void Exchange::post_send(const std::byte* from, std::uint64_t bytes, int peer) {
+    for (const auto piece : pieces_of(bytes, piece_bytes)) {
+        requests_.emplace_back(MPI_REQUEST_NULL);
+        peers_.push_back(peer);
+        check_mpi(MPI_Isend(from, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()), "MPI_Isend");
+        from += piece;
+    }
+}
+
 void Exchange::transfer_rest(std::string_view name) {
     requests_.clear();
     peers_.clear();
@@ -150,32 +173,41 @@ void Exchange::transfer_rest(std::string_view name) {
         const std::uint64_t bytes = incoming(peer).size();
         if (bytes <= head_payload) continue;
         if (block.size() < sizeof(Header) + bytes) block.resize(sizeof(Header) + bytes);
-        std::uint64_t at = head_bytes;
-        for (const auto piece : pieces_of(bytes - head_payload, piece_bytes)) {
-            requests_.emplace_back(MPI_REQUEST_NULL);
-            peers_.push_back(peer);
-            check_mpi(MPI_Irecv(block.data() + at, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
-                      "MPI_Irecv");
-            at += piece;
-        }
+        post_receive(block.data() + head_bytes, bytes - head_payload, peer);
     }
     const std::size_t receives = requests_.size();
     Header mine;
     std::memcpy(&mine, out_.data(), sizeof mine);
-    if (mine.bytes > head_payload) {
-        for (int step = 1; step < size_; ++step) {
-            const int peer = (rank_ + step) % size_;
-            std::uint64_t at = head_bytes;
-            for (const auto piece : pieces_of(mine.bytes - head_payload, piece_bytes)) {
-                requests_.emplace_back(MPI_REQUEST_NULL);
-                peers_.push_back(peer);
-                check_mpi(
-                    MPI_Isend(out_.data() + at, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
-                    "MPI_Isend");
-                at += piece;
-            }
-        }
+    if (mine.bytes > head_payload)
+        for (int step = 1; step < size_; ++step)
+            post_send(out_.data() + head_bytes, mine.bytes - head_payload, (rank_ + step) % size_);
+    if (!requests_.empty()) wait(name, receives);
+}
+
+void Exchange::run_at(std::string_view name, std::span<const std::byte> mine, std::span<const std::span<std::byte>> into) {
+    if (size_ == 1) return;
+    // The lengths go ahead: ranks that are out of step must not write into each other's memory.
+    const std::uint64_t bytes = mine.size();
+    std::memcpy(outgoing(sizeof bytes), &bytes, sizeof bytes);
+    run(name);
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        std::uint64_t theirs = 0;
+        if (incoming(peer).size() == sizeof theirs) std::memcpy(&theirs, incoming(peer).data(), sizeof theirs);
+        if (const auto expected = into[static_cast<std::size_t>(peer)].size(); theirs != expected)
+            fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " + std::to_string(peer) +
+                                          " sends " + std::to_string(theirs) + " bytes where rank " + std::to_string(rank_) +
+                                          " expects " + std::to_string(expected)));
     }
+    requests_.clear();
+    peers_.clear();
+    for (int step = 1; step < size_; ++step) {
+        const int peer = (rank_ + size_ - step) % size_;
+        const auto to = into[static_cast<std::size_t>(peer)];
+        post_receive(to.data(), to.size(), peer);
+    }
+    const std::size_t receives = requests_.size();
+    for (int step = 1; step < size_; ++step) post_send(mine.data(), mine.size(), (rank_ + step) % size_);
     if (!requests_.empty()) wait(name, receives);
 }
 

@@ -48,11 +48,19 @@ public:
     /// exchange is broken: buffers stay with MPI, and every later run() throws the same.
     void run(std::string_view name);
 
+    /// run() for blocks that stay where they lie, in any memory that MPI can reach: sends `mine` and receives rank r's block into
+    /// into[r], whose length must be what r sends. The own entry is not used.
+    void run_at(std::string_view name, std::span<const std::byte> mine, std::span<const std::span<std::byte>> into);
+    /// The longest block that run() sends in one message; above it run_at() saves a copy.
+    static constexpr std::uint64_t one_message() { return head_payload; }
+
     /// Block of `rank`, valid until the next run(). This rank's own block is not here.
     std::span<const std::byte> incoming(int rank) const;
 
     /// Marks the exchange broken and throws `error`: for faults that all ranks see, such as a block of the wrong length.
     [[noreturn]] void fail(const Error& error);
+    /// The same for a wait outside MPI that ended at its deadline because of the ranks `missing`.
+    [[noreturn]] void fail(const Error& error, std::vector<int> missing);
     /// True after a failed run().
     bool broken() const { return broken_; }
     /// Ranks that had not sent their block when the last run() failed at its deadline.
@@ -78,6 +86,8 @@ private:
     void wait(std::string_view name, std::size_t receives);
     void compare_headers(std::string_view name);
     void transfer_rest(std::string_view name);
+    void post_receive(std::byte* to, std::uint64_t bytes, int peer);
+    void post_send(const std::byte* from, std::uint64_t bytes, int peer);
 
     MPI_Comm comm_;
     int rank_, size_;

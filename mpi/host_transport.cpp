@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "columns.hpp"
+
 namespace ftmpi::mpi {
 namespace {
 
@@ -37,7 +39,7 @@ public:
 
     void all_gather(std::span<const Columns> parts, std::string_view name, Stream) override {
         const auto start = Clock::now();
-        check(parts, name);
+        check_columns(parts, size_, name);
         backend_.synchronize();
         if (!in_host_memory_) copy_out(parts);
         std::byte* out = exchange_.outgoing(bytes_of(parts, rank_));
@@ -100,31 +102,7 @@ private:
         return in + bytes;
     }
 
-    static std::uint64_t bytes_of(std::span<const Columns> parts, int rank) {
-        std::uint64_t floats = 0;
-        for (const auto& part : parts) {
-            const Range range = part.of_rank[static_cast<std::size_t>(rank)];
-            if (!range.empty()) floats += static_cast<std::uint64_t>(part.rows) * static_cast<std::uint64_t>(range.size());
-        }
-        return floats * sizeof(float);
-    }
-
-    /// Pieces must tile the width, or columns would stay stale without a word.
-    void check(std::span<const Columns> parts, std::string_view name) const {
-        for (const auto& part : parts) {
-            std::int64_t covered = 0;
-            bool inside = part.of_rank.size() == static_cast<std::size_t>(size_) && part.rows >= 0;
-            for (const Range range : part.of_rank) {
-                if (range.empty()) continue;
-                covered += range.size();
-                inside &= range.begin >= 0 && range.end <= part.width;
-            }
-            if (!inside || covered != part.width)
-                throw Error(Exit::failure, "'" + std::string(name) + "': the pieces of " + std::to_string(part.of_rank.size()) +
-                                               " ranks cover " + std::to_string(covered) + " of " + std::to_string(part.width) +
-                                               " columns");
-        }
-    }
+    static std::uint64_t bytes_of(std::span<const Columns> parts, int rank) { return floats_of(parts, rank) * sizeof(float); }
 
     void require_bytes(std::uint64_t got, std::uint64_t expected, int peer, std::string_view name) {
         if (got == expected) return;

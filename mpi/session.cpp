@@ -209,6 +209,8 @@ std::unique_ptr<Communicator> Session::host_communicator(Backend& backend) {
     return make_host_transport(*state_->exchange, state_->rank, state_->size, backend);
 }
 
+Exchange& Session::exchange() { return *state_->exchange; }
+
 /// True when all ranks came to their end and MPI is finalised.
 bool Session::finish(Exit code) {
     State& s = *state_;

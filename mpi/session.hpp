@@ -13,6 +13,8 @@
 
 namespace ftmpi::mpi {
 
+class Exchange;
+
 class Session {
 public:
     /// Initialises MPI and installs the handlers that ask to stop. Refuses odd launches: one of several single-process jobs
@@ -53,6 +55,9 @@ public:
 
     /// The host transport, or none for one rank. Valid as long as the session.
     std::unique_ptr<Communicator> host_communicator(Backend& backend);
+
+    /// What the transports send with. Valid as long as the session.
+    Exchange& exchange();
 
     /// True once SIGTERM, SIGINT or SIGUSR1 came to this rank. The decode loop asks once a step and tells the others.
     bool stop_requested() const noexcept;

@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "../mpi/exchange.hpp"
 #include "../mpi/fault.hpp"
 #include "../mpi/session.hpp"
 #include "../src/backend.hpp"
@@ -145,6 +146,22 @@ void gather_columns(Session& session, Memory& backend, Communicator& ranks) {
         }
 }
 
+/// Blocks that MPI takes from where they lie, of unlike and empty lengths.
+void blocks_in_place(Session& session) {
+    const auto length = [](std::size_t rank, int round) { return round == 2 ? 0 : (rank + static_cast<std::size_t>(round)) * 700'001 % 2'000'003; };
+    const auto byte = [](std::size_t rank, std::size_t i) { return static_cast<std::byte>(rank * 101 + i * 7 + i / 251); };
+    for (int round = 0; round < 3; ++round) {
+        std::vector<std::vector<std::byte>> memory;
+        for (std::size_t r = 0; r < static_cast<std::size_t>(session.size()); ++r) memory.emplace_back(length(r, round));
+        const auto me = static_cast<std::size_t>(session.rank());
+        for (std::size_t i = 0; i < memory[me].size(); ++i) memory[me][i] = byte(me, i);
+        const std::vector<std::span<std::byte>> into(memory.begin(), memory.end());
+        session.exchange().run_at("blocks in place", memory[me], into);
+        for (std::size_t r = 0; r < memory.size(); ++r)
+            for (std::size_t i = 0; i < memory[r].size(); ++i) require(memory[r][i] == byte(r, i), "a byte of a block in place");
+    }
+}
+
 void gathers(Session& session) {
     std::string problem;
     for (const bool device : {false, true}) {
@@ -170,6 +187,7 @@ void gathers(Session& session) {
             require(ranks->waits().empty(), "counts after a reset");
         }
     }
+    blocks_in_place(session);
     std::string text(9'000'001, 'a');
     for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31 + i / 4096);
     require(session.broadcast(session.rank() == 0 ? text : "no one reads this", "text") == text, "a broadcast text");

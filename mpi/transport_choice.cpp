@@ -1,0 +1,151 @@
+#include "transport_choice.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#ifdef FTMPI_HAVE_CUDA
+#include "device_mpi.hpp"
+#include "nccl_transport.hpp"
+#include "peer_transport.hpp"
+#endif
+
+namespace ftmpi::mpi {
+namespace {
+
+std::string describe_shared(const std::vector<Place>& places) {
+    for (std::size_t a = 0; a < places.size(); ++a)
+        for (std::size_t b = a + 1; b < places.size(); ++b)
+            if (!places[a].uuid.empty() && places[a].uuid == places[b].uuid && places[a].host == places[b].host)
+                return "ranks " + std::to_string(a) + " and " + std::to_string(b) + " share the GPU " + places[a].uuid;
+    return {};
+}
+
+}  // namespace
+
+std::string_view name_of(Transport transport) {
+    switch (transport) {
+        case Transport::automatic:
+            return "auto";
+        case Transport::peer:
+            return "peer";
+        case Transport::pinned:
+            return "pinned";
+        case Transport::nccl:
+            return "nccl";
+        case Transport::mpi:
+            return "mpi";
+    }
+    return "?";
+}
+
+std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& places) {
+    const auto on_gpu = std::count_if(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
+    const bool all_on_gpus = on_gpu == static_cast<std::ptrdiff_t>(places.size());
+    const bool one_host = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.one_host; });
+    const std::string shared = describe_shared(places);
+    const std::string asked = "--transport " + std::string(name_of(wanted));
+    const auto refuse = [&](const std::string& why) {
+        throw Error(Exit::usage, asked + ": " + why, "use --transport mpi or auto");
+    };
+
+    switch (wanted) {
+        case Transport::automatic:
+            break;
+        case Transport::mpi:
+            return {{Transport::mpi, "asked for"}};
+        case Transport::peer:
+        case Transport::pinned:
+            if (!all_on_gpus) refuse("it needs the CUDA backend on every rank");
+            if (!one_host) refuse("the ranks are on several hosts");
+            return {{wanted, "asked for"}};
+        case Transport::nccl:
+            if (!all_on_gpus) refuse("it needs the CUDA backend on every rank");
+            if (!shared.empty()) refuse(shared + ", which NCCL does not do");
+            return {{wanted, "asked for"}};
+    }
+    if (on_gpu == 0) return {{Transport::mpi, "the CPU backend's memory is host memory"}};
+    if (!all_on_gpus) return {{Transport::mpi, "some ranks run on the CPU"}};
+    // A kernel that waits would keep the GPU from the rank it waits for.
+    if (!shared.empty()) return {{Transport::mpi, shared}};
+    if (one_host)
+        return {{Transport::peer, "one host, its GPUs write into each other's memory"},
+                {Transport::pinned, "one host"},
+                {Transport::mpi, "it always works"}};
+    return {{Transport::nccl, "several hosts, a GPU each rank"}, {Transport::mpi, "it always works"}};
+}
+
+namespace {
+
+std::string encode(const Place& place) {
+    return place.host + "\n" + place.backend + "\n" + place.uuid + "\n" + (place.one_host ? "1" : "0") +
+           (place.cuda_aware ? "1" : "0") + "\n";
+}
+
+Place decode(const std::string& text) {
+    std::istringstream in(text);
+    Place place;
+    std::string flags;
+    std::getline(in, place.host);
+    std::getline(in, place.backend);
+    std::getline(in, place.uuid);
+    std::getline(in, flags);
+    place.one_host = flags == "10" || flags == "11";
+    place.cuda_aware = flags == "01" || flags == "11";
+    return place;
+}
+
+#ifdef FTMPI_HAVE_CUDA
+Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, bool cuda_aware) {
+    switch (candidate.transport) {
+        case Transport::peer:
+            return make_peer_transport(session, backend, MailboxPlace::device, candidate.reason);
+        case Transport::pinned:
+            return make_peer_transport(session, backend, MailboxPlace::host, candidate.reason);
+        case Transport::nccl:
+            return make_nccl_transport(session, backend, candidate.reason);
+        default:
+            break;
+    }
+    std::string why = "the MPI library takes no GPU pointers";
+    if (cuda_aware) {
+        Attempt made = make_device_mpi(session, backend, true, candidate.reason + "; with GPU pointers");
+        if (made.transport) return made;
+        why = "GPU pointers failed: " + made.trouble;
+    }
+    return make_device_mpi(session, backend, false, candidate.reason + "; through host memory, " + why);
+}
+#endif
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backend, Transport wanted) {
+    Place mine{session.host(), "", "", session.local_size() == session.size(), session.cuda_aware()};
+    session.agree("transport", [&] {
+        const DeviceInfo info = backend.info();
+        mine.backend = info.backend;
+        mine.uuid = info.uuid;
+    });
+    std::vector<Place> places;
+    for (const auto& text : session.all_gather(encode(mine), "places")) places.push_back(decode(text));
+    std::vector<Candidate> to_try;
+    session.agree("transport", [&] { to_try = candidates(wanted, places); });
+
+    std::string failures;
+#ifdef FTMPI_HAVE_CUDA
+    const bool on_gpus = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
+    if (session.size() == 1 || !on_gpus) return session.host_communicator(backend);
+    const bool cuda_aware = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.cuda_aware; });
+    for (Candidate& candidate : to_try) {
+        if (!failures.empty()) candidate.reason += "; " + failures;
+        Attempt made = attempt(session, backend, candidate, cuda_aware);
+        if (made.transport) return std::move(made.transport);
+        failures += (failures.empty() ? "" : "; ") + std::string(name_of(candidate.transport)) + " failed: " + made.trouble;
+    }
+#endif
+    // Without kernels, or with more ranks than they know, the backend's own copies still work.
+    if (to_try.back().transport != Transport::mpi)
+        session.agree("transport", [&] { throw Error(Exit::failure, failures, "--transport auto takes what works"); });
+    return session.host_communicator(backend);
+}
+
+}  // namespace ftmpi::mpi
