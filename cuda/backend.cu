@@ -65,7 +65,7 @@ public:
     explicit CudaBackend(const CudaOptions& options) : properties_(open_device(options.device)), loader_(stream_.get()) {
         card_ = {properties_.multiProcessorCount, properties_.sharedMemPerBlockOptin};
         launch("probe", probe, dim3(1), dim3(1), 0, stream_.get());
-        tickets_ = DeviceArray<unsigned>(*this, kArgmaxTickets, "counters");
+        tickets_ = DeviceArray<unsigned>(*this, kTickets, "counters");
         synchronize();
     }
     ~CudaBackend() override { cudaStreamSynchronize(stream_.get()); }
@@ -200,18 +200,18 @@ public:
     }
     void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
                     std::int64_t stride, float* shared_act, std::int64_t shared_stride) override {
-        const auto need = experts_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols), routed.rows, shared.rows);
+        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
         cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_, scratch(need), stream_.get());
     }
     void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
                       const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride) override {
-        const auto need = experts_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols), routed.rows, shared.rows);
+        const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols, shared.cols, routed.rows);
         cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_, scratch(need), stream_.get());
     }
     void add(float* h, const float* y, std::int64_t n) override { cuda::add(h, y, n, stream_.get()); }
     void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
                 std::int32_t* token, std::int32_t* finite) override {
-        cuda::argmax(logits, rows, stride, ids, masked, token, finite, tickets_.data(), scratch(argmax_scratch(rows)), stream_.get());
+        cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)), stream_.get());
     }
 
 private:
@@ -225,9 +225,9 @@ private:
     };
 
     static std::size_t matrices_scratch(const StepLimits& l) {
-        const auto up = experts_scratch(l.rows, l.top_k, l.experts, l.hidden, 2 * l.own_expert_width, 2 * l.own_shared_width);
-        const auto down = experts_scratch(l.rows, l.top_k, l.experts, std::max(l.expert_width, l.shared_width), l.own_down, l.own_down);
-        return std::max({up, down, project_scratch(l.rows, l.max_cols)});
+        return std::max({experts_up_scratch(l.rows, l.top_k, l.experts, l.hidden),
+                         experts_down_scratch(l.rows, l.top_k, l.experts, l.expert_width, l.shared_width, l.own_down),
+                         project_scratch(l.rows, l.max_cols)});
     }
     void grow(std::size_t bytes) {
         if (bytes <= scratch_.bytes()) return;
@@ -241,7 +241,7 @@ private:
                                                std::to_string(scratch_.bytes()) + " were reserved");
             grow(need);
         }
-        return {scratch_.data(), scratch_.bytes()};
+        return {scratch_.data(), scratch_.bytes(), tickets_.data()};
     }
 
     cudaDeviceProp properties_;

@@ -181,8 +181,8 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
                     int hi = 0, lo = static_cast<int>(g == 0 ? meta.x : meta.y);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        hi = dot4(w[r][4 * g + i], word_of(high, i), hi);
-                        lo = dot4(w[r][4 * g + i], word_of(low, i), lo);
+                        hi = dot4(w[r][2 * i + g], word_of(high, i), hi);
+                        lo = dot4(w[r][2 * i + g], word_of(low, i), lo);
                     }
                     sum[g][r] = hi * num::kPlane + lo;
                 }

@@ -98,12 +98,59 @@ __device__ __forceinline__ void decode_e4m3(std::uint32_t codes, float (&w)[4]) 
     decode_e4m3_pair(codes >> 16, w[2], w[3]);
 }
 
-/// Eight e2m1 codes as bytes of 12 + twice their value, elements 0..3 and 4..7: each table serves one sign, the other sign's
-/// bytes come out as 0.
+/// Eight e2m1 codes as bytes of 12 + twice their value, the lower four and the upper four: each table serves one sign, the
+/// other sign's bytes come out as 0.
 __device__ __forceinline__ void decode_e2m1(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
     const std::uint32_t flipped = codes ^ 0x88888888u;
     low = permute(0x0f0e0d0cu, 0x18141210u, codes) | permute(0x090a0b0cu, 0x00040608u, flipped);
     high = permute(0x0f0e0d0cu, 0x18141210u, codes >> 16) | permute(0x090a0b0cu, 0x00040608u, flipped >> 16);
+}
+
+/// The same as signed bytes of twice their value.
+__device__ __forceinline__ void decode_e2m1_signed(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+    decode_e2m1(codes, low, high);
+    low = ((low | 0x80808080u) - 0x0c0c0c0cu) ^ 0x80808080u;  // 12 less in each byte, without borrowing
+    high = ((high | 0x80808080u) - 0x0c0c0c0cu) ^ 0x80808080u;
+}
+
+/// The product of 16 x 16 and 16 x 8 signed bytes on a warp: lane 4g + w gives elements 4w .. 4w + 3 of rows g (a0) and
+/// g + 8 (a1) and of column g (b), and gets columns 2w, 2w + 1 of row g (c[0], c[1]) and of row g + 8.
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
+#else
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, w = lane % 4;
+    for (int i = 0; i < 4; ++i) c[i] = 0;
+    for (int k = 0; k < 4; ++k)
+        for (int i = 0; i < 4; ++i) {
+            const std::uint32_t from0 = __shfl_sync(kWholeWarp, a0, 4 * g + k), from1 = __shfl_sync(kWholeWarp, a1, 4 * g + k);
+            c[i] = dot4(i < 2 ? from0 : from1, __shfl_sync(kWholeWarp, b, 4 * (2 * w + i % 2) + k), c[i]);
+        }
+#endif
+}
+
+/// Copies 16 bytes from device to shared memory behind the thread's back, to be waited for by its groups in order.
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global)
+                 : "memory");
+#else
+    *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
+__device__ __forceinline__ void close_copy_group() {
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/// Returns when all but the last N groups of this thread have arrived.
+template <int N>
+__device__ __forceinline__ void wait_copy_groups() {
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 
 }  // namespace ftmpi::cuda

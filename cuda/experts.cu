@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "chunk_dot.hpp"
+#include "experts.hpp"
 #include "launch.hpp"
 
 namespace ftmpi::cuda {
@@ -14,6 +15,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kMostDownWarps = 16;
 constexpr int kMixed = -1;
+constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
 
 /// Rows of gate and up, or of down, that a warp works on together; at least one gate row and its up row.
 constexpr int expert_rows(Format f) { return f == Format::bf16 ? 2 : rows_at_once(f); }
@@ -221,16 +223,16 @@ void with_known(const MatrixView& routed, const MatrixView& shared, Function f) 
 
 }  // namespace
 
-std::size_t experts_scratch(std::int64_t, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return 0; }
-
 void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
-                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch, cudaStream_t stream) {
+                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
     UpTask a{};
     a.routed = cuda_matrix(routed).view();
     a.shared = cuda_matrix(shared).view();
     if (rows == 0 || (a.routed.rows == 0 && a.shared.rows == 0)) return;
     if (a.routed.rows && a.shared.rows && a.routed.cols != a.shared.cols)
         throw Error(Exit::failure, "routed and shared experts differ in their number of columns");
+    if (rows >= kManyRows)
+        return experts_up_many(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, scratch, stream);
     a.experts = routes.experts;
     a.x = x;
     a.act = act;
@@ -260,13 +262,15 @@ void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes
 }
 
 void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
-                  const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride, const Card& card, Scratch,
-                  cudaStream_t stream) {
+                  const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride, const Card& card,
+                  Scratch scratch, cudaStream_t stream) {
     DownTask a{};
     a.routed = cuda_matrix(routed).view();
     a.shared = cuda_matrix(shared).view();
     if (a.routed.rows != a.shared.rows) throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
     if (rows == 0 || a.routed.rows == 0) return;
+    if (rows >= kManyRows)
+        return experts_down_many(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, scratch, stream);
     a.experts = routes.experts;
     a.weights = routes.weights;
     a.act = act;

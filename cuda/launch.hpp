@@ -23,7 +23,7 @@ struct Scratch {
     void* data = nullptr;  ///< 256-byte aligned
     std::size_t bytes = 0;
     /// kTickets counters, 0 before and after every launcher. The mixers clear some of their own when null, at the cost of a
-    /// memory operation a call.
+    /// memory operation a call; argmax needs them.
     unsigned* tickets = nullptr;
 };
 inline constexpr std::int64_t kTickets = 4096;
@@ -48,12 +48,13 @@ void attention(const Attention& attention, const Rows& rows, const float* qg, co
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
              cudaStream_t stream);
-/// Of experts_up (matrix rows: gate and up) and of experts_down; cols is the wider of routed and shared.
-std::size_t experts_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols, std::int64_t routed_rows,
-                            std::int64_t shared_rows);
+std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols);
 void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
                 std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
                 cudaStream_t stream);
+/// `columns`: output rows held here.
+std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols, std::int64_t shared_cols,
+                                 std::int64_t columns);
 void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
                   const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride, const Card& card,
                   Scratch scratch, cudaStream_t stream);
@@ -68,9 +69,7 @@ void route(const float* logits, std::int64_t rows, int experts, const Routes& ro
 void add(float* h, const float* y, std::int64_t n, cudaStream_t stream);
 
 std::size_t argmax_scratch(std::int64_t rows);
-/// `tickets` are kArgmaxTickets counters in device memory, 0 before the first launch and after each.
-inline constexpr std::int64_t kArgmaxTickets = 1024;
 void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-            std::int32_t* token, std::int32_t* finite, unsigned* tickets, Scratch scratch, cudaStream_t stream);
+            std::int32_t* token, std::int32_t* finite, Scratch scratch, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

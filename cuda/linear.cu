@@ -3,9 +3,11 @@
 // Few rows: the matrices' rows are dealt to all warps, four 16-byte loads a lane at a time with the next four under way.
 // Bytes: every weight once per four input rows. One matrix-row set of 8192x2048 FP8 is 16.8 MB, 3.7 us at 4.5 TB/s.
 #include <algorithm>
+#include <utility>
 
 #include "chunk_dot.hpp"
 #include "launch.hpp"
+#include "tiles.hpp"
 
 namespace ftmpi::cuda {
 namespace {
@@ -131,15 +133,47 @@ void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
                                    " bytes of shared memory, the GPU gives a block " + std::to_string(card.shared_per_block));
 }
 
+constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
+
+void project_many(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols, Scratch scratch, cudaStream_t stream) {
+    CodedRows coded;
+    coded.codes = static_cast<uint4*>(scratch.data);
+    coded.units = reinterpret_cast<float*>(coded.codes + rows * coded_chunks(cols) * 4);
+    bool done = false;
+    for (const Format format : {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4}) {
+        TileTask a;
+        int tiles = 0;
+        const auto queue = [&] {
+            if (a.count == 0) return;
+            if (is_4bit(format) && !std::exchange(done, true)) code_rows(x, rows, cols, coded, stream);
+            (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(TileKind::plain, a, format, tiles,
+                                                                       static_cast<int>((rows + kTileInputs - 1) / kTileInputs), stream);
+            a.count = tiles = 0;
+        };
+        a.rows = static_cast<int>(rows);
+        for (const Projection& p : to) {
+            const MatrixView& m = cuda_matrix(*p.matrix).view();
+            if (m.format != format || m.rows == 0) continue;
+            a.matrices[a.count++] = {m, x, coded, p.out, p.stride, tiles};
+            tiles += (m.rows + kTileRows - 1) / kTileRows;
+            if (a.count == kTileMatrices) queue();
+        }
+        queue();
+    }
+}
+
 }  // namespace
 
-std::size_t project_scratch(std::int64_t, std::int64_t) { return 0; }
+std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
+    return rows < kManyRows ? 0 : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
+}
 
-void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch, cudaStream_t stream) {
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream) {
     if (to.empty() || rows == 0) return;
     const std::int64_t cols = to[0].matrix->cols;
     for (const Projection& p : to)
         if (p.matrix->cols != cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+    if (rows >= kManyRows) return project_many(to, x, rows, cols, scratch, stream);
     for (std::size_t begin = 0; begin < to.size(); begin += kMatrices) {
         const auto part = to.subspan(begin, std::min<std::size_t>(kMatrices, to.size() - begin));
         VecTask a{};

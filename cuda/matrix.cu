@@ -21,6 +21,11 @@ __device__ bool bad_codes(uint4 v, Format format) {
     return bad != 0;
 }
 
+/// A chunk of 4-bit codes from the file's order to that of the layout: quads of elements 0, 4 | 1, 5 | 2, 6 | 3, 7.
+__device__ uint4 pair_groups(uint4 v) {
+    return make_uint4(permute(v.x, v.z, 0x5410), permute(v.x, v.z, 0x7632), permute(v.y, v.w, 0x5410), permute(v.y, v.w, 0x7632));
+}
+
 __device__ bool bad_4bit_scale(std::uint8_t& x, const std::uint8_t* codes_of_group, Format format) {
     if (format == Format::mxfp4) return x == 0xff;
     if ((x & 0x7f) == 0x7f) {  // NaN over a group of zeros adds nothing and becomes 0
@@ -42,8 +47,11 @@ __global__ void repack(const Run* runs, MatrixView m, int* first_fault) {
     for (int i = static_cast<int>(threadIdx.x); i < run.rows * pieces; i += threads) {
         const int row = i / pieces, piece = i % pieces, chunk = piece / each, set = chunk / 32 * 32;
         const int n = m.chunks - set < 32 ? m.chunks - set : 32;
-        const uint4 v = *reinterpret_cast<const uint4*>(run.codes + static_cast<std::size_t>(i) * kPiece);
-        if (!is_4bit(m.format)) bad = bad || bad_codes(v, m.format);
+        uint4 v = *reinterpret_cast<const uint4*>(run.codes + static_cast<std::size_t>(i) * kPiece);
+        if (is_4bit(m.format))
+            v = pair_groups(v);
+        else
+            bad = bad || bad_codes(v, m.format);
         const std::int64_t at = set * each + piece % each * n + (chunk - set);
         *reinterpret_cast<uint4*>(const_cast<std::uint8_t*>(m.codes) + (run.first + row) * m.code_pitch + at * kPiece) = v;
     }

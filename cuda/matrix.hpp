@@ -3,6 +3,7 @@
 // Codes: a row is `chunks` chunks of 32 codes (the last one padded with zero codes) and a chunk is 1, 2 or 4 pieces of 16
 // bytes (4-bit, e4m3, bf16). Chunks are taken in sets of 32, the last set may be smaller: inside a set of n chunks, piece p
 // of chunk c lies at (p * n + c) * 16, so that the lanes of a warp, one a chunk, read 16 bytes each without gaps.
+// 4-bit codes inside a chunk: word w holds elements 4w .. 4w + 3 and above them 16 + 4w .. 16 + 4w + 3.
 // Inner scales: nvfp4 2 bytes a chunk, mxfp4 1, fp8_block a float per 4 chunks; rows one after the other.
 // Multipliers: a float a row. The rows of a group are padded to a multiple of 16 with zeroes, so kernels may read whole tiles.
 #pragma once

@@ -239,11 +239,11 @@ void add(float* h, const float* y, std::int64_t n, cudaStream_t stream) {
 std::size_t argmax_scratch(std::int64_t rows) { return static_cast<std::size_t>(rows) * kArgmaxBlocks * sizeof(Found); }
 
 void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-            std::int32_t* token, std::int32_t* finite, unsigned* tickets, Scratch scratch, cudaStream_t stream) {
-    for (std::int64_t first = 0; first < rows; first += kArgmaxTickets) {
-        const auto n = static_cast<unsigned>(std::min(kArgmaxTickets, rows - first));
+            std::int32_t* token, std::int32_t* finite, Scratch scratch, cudaStream_t stream) {
+    for (std::int64_t first = 0; first < rows; first += kTickets) {
+        const auto n = static_cast<unsigned>(std::min(kTickets, rows - first));
         launch("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads), kThreads / 32 * sizeof(Found) + 16, stream,
-               logits + first * stride, stride, ids, masked, token + first, finite + first, tickets, static_cast<Found*>(scratch.data));
+               logits + first * stride, stride, ids, masked, token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
     }
 }
 

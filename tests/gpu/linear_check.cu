@@ -178,9 +178,9 @@ void check_refusals(Pair& p) {
 }
 
 void check_all(Pair& p) {
-    const std::vector<std::int64_t> cols = p.quick ? std::vector<std::int64_t>{16, 64, 520, 1056} : std::vector<std::int64_t>{16, 32, 48, 64, 256, 512, 520, 1040, 2048, 4096};
+    const std::vector<std::int64_t> cols = p.quick ? std::vector<std::int64_t>{16, 64, 528, 1056} : std::vector<std::int64_t>{16, 32, 48, 64, 256, 512, 520, 528, 1040, 2048, 4096};
     const std::vector<std::int64_t> rows = p.quick ? std::vector<std::int64_t>{1, 40} : std::vector<std::int64_t>{1, 16, 40, 512};
-    const std::vector<std::int64_t> inputs = p.quick ? std::vector<std::int64_t>{1, 3, 9} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257};
+    const std::vector<std::int64_t> inputs = p.quick ? std::vector<std::int64_t>{1, 3, 17, 70} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257};
     for (const Format f : kFormats)
         for (const auto k : cols)
             for (const auto r : rows)
@@ -191,7 +191,7 @@ void check_all(Pair& p) {
         for (const Format f : kFormats)
             for (const std::int64_t n : {1, 8, 64}) check_project(p, {f}, 8192, 2048, n);
 
-    for (const std::int64_t r : p.quick ? std::vector<std::int64_t>{1, 5} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257}) {
+    for (const std::int64_t r : p.quick ? std::vector<std::int64_t>{1, 5, 40} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257}) {
         for (const Format f : kFormats) check_experts(p, {f, f, 16, 256, 64, 128, 64, 128, 256, r, 4});
         check_experts(p, {Format::nvfp4, Format::bf16, 16, 256, 64, 128, 16, 40, 72, r, 4});
         check_experts(p, {Format::fp8_row, Format::nvfp4, 7, 64, 96, 48, 24, 48, 17, r, 3});
