@@ -13,7 +13,7 @@ namespace ftmpi {
 
 enum class Command { run, bench, plan, verify, inspect, recover, help, version };
 enum class BackendChoice { automatic, cpu, cuda };
-enum class TransportChoice { automatic, peer, nccl, mpi };
+enum class TransportChoice { automatic, peer, pinned, nccl, mpi };
 enum class Numerics { exact, fast };
 enum class Policy { memory, speed, even, shares };
 
@@ -38,6 +38,10 @@ struct Options {
     std::int64_t top_k = 0;               ///< 0 = all
     std::uint64_t seed = 0;
     int batch = 1;
+
+    // bench
+    std::vector<std::int64_t> prompt_lengths = {128, 1024}, decode_lengths = {64}, batches = {1};
+    int repeats = 3, warmup = 1;
 
     BackendChoice backend = BackendChoice::automatic;
     TransportChoice transport = TransportChoice::automatic;

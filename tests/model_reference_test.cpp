@@ -163,7 +163,7 @@ void check_stored(const std::string& variant, double bound) {
     const ReferenceFiles files(std::filesystem::path(FTMPI_DATA) / "references", variant);
     const PlainReference reference(dir);
     Program program(dir, 128);
-    for (const char* name : {"capital", "code", "chat"}) {
+    for (const char* name : {"capital", "times", "chat"}) {  // model_test has all of them, and a tie between experts in "code"
         const auto& prompt = files.prompt(name);
         auto ids = prompt.prompt_ids;
         ids.insert(ids.end(), prompt.greedy_ids.begin(), prompt.greedy_ids.end() - 1);

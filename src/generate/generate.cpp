@@ -76,6 +76,7 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
         if (!active || stopping_) break;
         decode(events);
     }
+    if (ledger_) ledger_->drain();  // it still works on the sequences that are given up now
     for (auto& s : slots_) s.reset();
     return stopping_ ? End::interrupted : End::done;
 }

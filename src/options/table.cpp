@@ -129,6 +129,12 @@ Binding seed() {
             [](const Options& o) { return std::to_string(o.seed); }};
 }
 
+Binding lengths(std::vector<std::int64_t> Options::*member, std::int64_t most) {
+    return list(
+        member, ",", [=](const std::string& s) { return values::integer(s, 1, most); },
+        [](std::int64_t n) { return std::to_string(n); });
+}
+
 Binding hash() {
     return {[](Options& o, const std::string& text) {
                 if (text != "on" && text != "off") throw Refused{"must be one of on, off"};
@@ -151,33 +157,41 @@ std::vector<OptionRow> build_table() {
     using T = TransportChoice;
 
     // clang-format off: one line an option.
-    group = "Input", group_where = in_generation;
+    group = "Input", group_where = in_run;
     add("model", "DIR", in_planning | in_inspect, "checkpoint directory in Hugging Face layout", path(&Options::model));
-    add("prompt", "TEXT", in_generation | repeats, "a prompt, taken literally (no escapes); may be repeated", prompts());
-    add("prompts", "FILE", in_generation, "prompts, one a line, or JSONL with `prompt` or `ids`, and `id`, `max_tokens`",
+    add("prompt", "TEXT", in_run | repeats, "a prompt, taken literally (no escapes); may be repeated", prompts());
+    add("prompts", "FILE", in_run, "prompts, one a line, or JSONL with `prompt` or `ids`, and `id`, `max_tokens`",
         path(&Options::prompts_file));
-    add("chat", "", in_generation, "put each prompt through the checkpoint's chat template as a user message",
+    add("chat", "", in_run, "put each prompt through the checkpoint's chat template as a user message",
         on_off(&Options::chat));
-    add("thinking", "on|off", in_generation, "with --chat: let the model think before it answers", on_off(&Options::thinking));
+    add("thinking", "on|off", in_run, "with --chat: let the model think before it answers", on_off(&Options::thinking));
     add("job", "FILE", in_all | per_rank, "job file: these names as `key = value` lines; the command line wins",
         path(&Options::job));
 
-    group = "Generation", group_where = in_generation;
-    add("max-tokens", "N", in_generation, "new tokens a prompt at most", integer(&Options::max_tokens, 1, tokens));
-    add("ignore-eos", "", in_generation, "do not stop at the end-of-text token", on_off(&Options::ignore_eos));
-    add("temperature", "T", in_generation, "0 takes the likeliest token; above 0 samples",
+    group = "Generation", group_where = in_run;
+    add("max-tokens", "N", in_run, "new tokens a prompt at most", integer(&Options::max_tokens, 1, tokens));
+    add("ignore-eos", "", in_run, "do not stop at the end-of-text token", on_off(&Options::ignore_eos));
+    add("temperature", "T", in_run, "0 takes the likeliest token; above 0 samples",
         number(&Options::temperature, 0, 100));
-    add("top-k", "K", in_generation, "sample among the K likeliest tokens; 0 for all", integer(&Options::top_k, 0, tokens));
-    add("top-p", "P", in_generation, "sample among the likeliest tokens of total probability P",
+    add("top-k", "K", in_run, "sample among the K likeliest tokens; 0 for all", integer(&Options::top_k, 0, tokens));
+    add("top-p", "P", in_run, "sample among the likeliest tokens of total probability P",
         number(&Options::top_p, 0, 1, true));
-    add("seed", "N", in_generation, "seed of the sampling; the same on any number of ranks", seed());
-    add("batch", "N", in_planning, "prompts decoded together; does not change their text", integer(&Options::batch, 1, 4096));
+    add("seed", "N", in_generation, "seed of the sampling, in bench of the prompts; the same on any number of ranks", seed());
+    add("batch", "N", in_run | in_plan, "prompts decoded together; does not change their text", integer(&Options::batch, 1, 4096));
+
+    group = "Measuring", group_where = in_bench;
+    add("prompt-lengths", "N,...", in_bench, "tokens of the prompts; every combination of the three lists is measured",
+        lengths(&Options::prompt_lengths, tokens));
+    add("decode-lengths", "N,...", in_bench, "decode steps to measure", lengths(&Options::decode_lengths, tokens));
+    add("batches", "N,...", in_bench, "prompts decoded together", lengths(&Options::batches, 4096));
+    add("repeats", "N", in_bench, "measured runs of each combination", integer(&Options::repeats, 1, 10000));
+    add("warmup", "N", in_bench, "runs before them that are not counted", integer(&Options::warmup, 0, 10000));
 
     group = "Machine and plan", group_where = in_planning;
     add("backend", "auto|cpu|cuda", in_planning, "where the arithmetic runs",
         choice<B>(&Options::backend, {{"auto", B::automatic}, {"cpu", B::cpu}, {"cuda", B::cuda}}));
-    add("transport", "auto|peer|nccl|mpi", in_planning, "how ranks exchange rows",
-        choice<T>(&Options::transport, {{"auto", T::automatic}, {"peer", T::peer}, {"nccl", T::nccl}, {"mpi", T::mpi}}));
+    add("transport", "auto|peer|pinned|nccl|mpi", in_planning, "how ranks exchange rows",
+        choice<T>(&Options::transport, {{"auto", T::automatic}, {"peer", T::peer}, {"pinned", T::pinned}, {"nccl", T::nccl}, {"mpi", T::mpi}}));
     add("numerics", "exact|fast", in_planning, "exact: the same bits on every backend; fast: prefill may use tensor cores",
         choice<Numerics>(&Options::numerics, {{"exact", Numerics::exact}, {"fast", Numerics::fast}}));
     add("policy", "memory|speed|even", in_planning,
@@ -211,7 +225,7 @@ std::vector<OptionRow> build_table() {
     add("resume", "", in_run, "keep the finished prompts of an interrupted run and do the rest", on_off(&Options::resume));
     add("save-logits", "", in_run, "store the logits of every step", on_off(&Options::save_logits));
     add("hash", "on|off", in_generation, "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
-    add("json", "", in_all, "print one JSON object to stdout in place of text", on_off(&Options::json));
+    add("json", "", in_planning | in_inspect, "print one JSON object to stdout in place of text", on_off(&Options::json));
     add("timeout", "SECONDS", in_generation, "longest wait for the other ranks, a phase or a collective",
         number(&Options::timeout, 0, 1e6, true));
     // clang-format on

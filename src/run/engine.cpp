@@ -6,10 +6,8 @@
 #include <chrono>
 #include <cstdio>
 #include <sstream>
-#include <thread>
 
-#include "../../mpi/fault.hpp"
-#include "../cpu_backend.hpp"
+#include "../../mpi/transport_choice.hpp"
 #include "../plan.hpp"
 
 namespace ftmpi {
@@ -60,16 +58,17 @@ void check_count(const std::vector<T>& values, int ranks, const char* option) {
                                      std::to_string(ranks) + " ranks", "give one value for all ranks or one a rank");
 }
 
-}  // namespace
-
-std::unique_ptr<Backend> make_backend(const Options& options, const mpi::Session& session) {
-    if (options.backend == BackendChoice::cuda)
-        throw Error(Exit::usage, "--backend cuda: this program was built without CUDA",
-                    "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
-    int threads = options.threads;
-    if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / session.local_size());
-    return make_cpu_backend(threads);
+mpi::Transport transport_of(TransportChoice choice) {
+    switch (choice) {
+        case TransportChoice::peer: return mpi::Transport::peer;
+        case TransportChoice::pinned: return mpi::Transport::pinned;
+        case TransportChoice::nccl: return mpi::Transport::nccl;
+        case TransportChoice::mpi: return mpi::Transport::mpi;
+        default: return mpi::Transport::automatic;
+    }
 }
+
+}  // namespace
 
 Engine::Engine(const Options& options, mpi::Session& session) : options_(options), session_(session) {
     session.agree("open", [&] {
@@ -78,66 +77,123 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
         if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
             throw Error(Exit::usage, "--shares names " + std::to_string(options.shares.size()) + " shares for " +
                                          std::to_string(session.size()) + " ranks", "give one share a rank");
-        if (options.transport == TransportChoice::peer || options.transport == TransportChoice::nccl)
-            throw Error(Exit::usage, "--transport peer and nccl need the CUDA backend", "use --transport mpi or auto");
-        backend_ = make_backend(options, session);
-        communicator_ = session.host_communicator(*backend_);
         checkpoint_.emplace(Checkpoint::open(options.model));
         config_ = load_config(options.model);
         tokenizer_.emplace(Tokenizer::load(options.model));
         inventory_.emplace(*checkpoint_, config_);
     });
+    place_ = open_place(options, session);
+    communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
     session.require_equal("open", "checkpoint", checkpoint_->index_sha256() + "\n" + config_.sha256);
 }
 
 RankFacts Engine::facts() const {
     RankFacts f;
     f.host = session_.host();
-    f.device = backend_->info();
-    f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());
-    if (const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0)) f.available = std::min(f.available, limit);
-    f.gb_per_s = of_rank<double>(options_.bandwidth, session_.rank(), 0);
+    f.device = place_.backend->info();
+    const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0);
+    if (f.device.backend == "cpu") {
+        f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());
+        if (limit) f.available = std::min(f.available, limit);
+    } else {
+        // The limit is the whole card: what the context, the kernels and the communicator took already counts against it. A
+        // little stays free, because the driver takes some for itself while the program runs.
+        constexpr std::uint64_t reserve = std::uint64_t{256} << 20;
+        const std::uint64_t taken = f.device.total_bytes - f.device.free_bytes;
+        std::uint64_t free = f.device.free_bytes;
+        if (limit) free = std::min(free, limit > taken ? limit - taken : 0);
+        f.available = free > reserve ? free - reserve : 0;
+    }
+    f.gb_per_s = of_rank<double>(options_.bandwidth, session_.rank(), place_.gb_per_s);
     return f;
+}
+
+ShardPlan Engine::plan_with(const std::vector<std::uint64_t>& scratch, std::int64_t tokens) const {
+    std::vector<RankMemory> memory;
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+        memory.push_back({ranks_[r].available > scratch[r] ? ranks_[r].available - scratch[r] : 0, ranks_[r].gb_per_s,
+                          ranks_[r].host + " " + ranks_[r].device.name});
+    PlanRequest request = plan_request(options_, memory);
+    const ModelSizes sizes = inventory_->sizes();
+    if (request.context != 0) return make_plan(sizes, request);
+    // Unasked, the context need not be larger than anything this run will use, rounded up to a friendly size.
+    request.context = std::min(config_.max_positions, (std::max<std::int64_t>(tokens, 4096) + 255) / 256 * 256);
+    try {
+        return make_plan(sizes, request);
+    } catch (const Error& e) {
+        if (e.code() != Exit::does_not_fit) throw;
+        request.context = 0;  // as many as fit; requests beyond it are refused one by one, the others run
+        return make_plan(sizes, request);
+    }
 }
 
 void Engine::plan(std::int64_t tokens) {
     RankFacts mine;
     session_.agree("plan", [&] { mine = facts(); });
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
-    session_.agree("plan", [&] {
-        std::vector<RankMemory> memory;
-        for (const auto& r : ranks_) memory.push_back({r.available, r.gb_per_s, r.host + " " + r.device.name});
-        PlanRequest request = plan_request(options_, memory);
-        const ModelSizes sizes = inventory_->sizes();
-        if (request.context == 0) {
-            // Unasked, the context need not be larger than anything this run will use, rounded up to a friendly size.
-            const std::int64_t wanted = std::min(config_.max_positions, (std::max<std::int64_t>(tokens, 4096) + 255) / 256 * 256);
-            try {
-                request.context = wanted;
-                plan_ = make_plan(sizes, request);
-            } catch (const Error& e) {
-                if (e.code() != Exit::does_not_fit) throw;
-                request.context = 0;  // as many as fit; requests beyond it are refused one by one, the others run
-                plan_ = make_plan(sizes, request);
+    // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it.
+    std::vector<std::uint64_t> scratch(ranks_.size(), 0);
+    session_.agree("plan", [&] { plan_ = plan_with(scratch, tokens); });
+    const std::string own = std::to_string(place_.backend->scratch_bytes(limits(plan_)));
+    const auto all = session_.all_gather(own, "scratch");
+    for (std::size_t r = 0; r < all.size(); ++r) scratch[r] = std::stoull(all[r]);
+    if (std::any_of(scratch.begin(), scratch.end(), [](auto n) { return n > 0; }))
+        session_.agree("plan", [&] {
+            plan_ = plan_with(scratch, tokens);
+            for (std::size_t r = 0; r < scratch.size(); ++r) {
+                plan_.bytes[r].workspace += scratch[r];
+                plan_.available[r] += scratch[r];
             }
-        } else {
-            plan_ = make_plan(sizes, request);
-        }
-    });
+        });
     session_.require_equal("plan", "plan", plan_json(inventory_->sizes(), plan_));
+}
+
+StepLimits Engine::limits(const ShardPlan& plan) const {
+    const auto rank = static_cast<std::size_t>(session_.rank());
+    StepLimits l;
+    l.rows = std::max<std::int64_t>(plan.prefill_rows, plan.slots);
+    l.slots = plan.slots;
+    l.context = plan.context;
+    l.hidden = config_.hidden;
+    l.vocab = config_.vocab;
+    l.max_cols = std::max({config_.hidden, config_.value_channels(), std::int64_t{config_.query_heads} * config_.head_dim,
+                           config_.expert_width, config_.shared_width});
+    l.experts = config_.experts;
+    l.top_k = config_.top_k;
+    l.expert_width = config_.expert_width;
+    l.shared_width = config_.shared_width;
+    l.key_dim = config_.key_dim;
+    l.value_dim = config_.value_dim;
+    l.head_dim = config_.head_dim;
+    for (std::size_t i = 0; i < plan.layers.size(); ++i) {
+        const LayerCut& cut = plan.layers[i];
+        l.own_expert_width = std::max(l.own_expert_width, cut.expert[rank].size());
+        l.own_shared_width = std::max(l.own_shared_width, cut.shared[rank].size());
+        l.own_down = std::max(l.own_down, cut.down[rank].size());
+        const Range units = cut.mixer[rank];
+        if (config_.layers[i] == LayerKind::attention) {
+            l.query_heads = std::max(l.query_heads, static_cast<int>(units.size()));
+            l.kv_heads = std::max(l.kv_heads, static_cast<int>(kv_heads_of(config_, units).size()));
+        } else {
+            l.key_heads = std::max(l.key_heads, static_cast<int>(units.size()));
+            l.value_heads = std::max(l.value_heads, static_cast<int>(value_head_range(config_, units).size()));
+        }
+    }
+    return l;
 }
 
 void Engine::load() {
     const auto begin = std::chrono::steady_clock::now();
     const bool bar = session_.rank() == 0 && isatty(2);
     session_.agree("load", [&] {
-        weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *backend_, [&](std::uint64_t done, std::uint64_t total) {
+        place_.backend->reserve(limits(plan_));
+        weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend, [&](std::uint64_t done, std::uint64_t total) {
             if (bar) std::fprintf(stderr, "\rloading %3.0f%%%s", 100.0 * static_cast<double>(done) / static_cast<double>(total),
                                   done == total ? "\n" : "");
         });
-        state_.emplace(*backend_, config_, plan_, session_.rank());
-        model_.emplace(*backend_, *communicator_, config_, plan_, *weights_, *state_);
-        backend_->synchronize();
+        state_.emplace(*place_.backend, config_, plan_, session_.rank());
+        model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
+        place_.backend->synchronize();
     });
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const auto& mine = weights_->read();

@@ -15,6 +15,7 @@
 #include "../state.hpp"
 #include "../tokenizer.hpp"
 #include "../weights.hpp"
+#include "place.hpp"
 
 namespace ftmpi {
 
@@ -39,7 +40,7 @@ public:
 
     const Options& options() const { return options_; }
     mpi::Session& session() { return session_; }
-    Backend& backend() { return *backend_; }
+    Backend& backend() { return *place_.backend; }
     Communicator& communicator() { return *communicator_; }
     const Checkpoint& checkpoint() const { return *checkpoint_; }
     const ModelConfig& config() const { return config_; }
@@ -54,10 +55,12 @@ public:
 
 private:
     RankFacts facts() const;
+    ShardPlan plan_with(const std::vector<std::uint64_t>& scratch, std::int64_t tokens) const;
+    StepLimits limits(const ShardPlan& plan) const;
 
     const Options& options_;
     mpi::Session& session_;
-    std::unique_ptr<Backend> backend_;
+    PlaceOfRank place_;
     std::unique_ptr<Communicator> communicator_;
     std::optional<Checkpoint> checkpoint_;
     ModelConfig config_;
@@ -71,8 +74,5 @@ private:
     std::vector<ReadCount> reads_;
     double load_seconds_ = 0;
 };
-
-/// The backend asked for; Error(usage) when this build does not have it.
-std::unique_ptr<Backend> make_backend(const Options& options, const mpi::Session& session);
 
 }  // namespace ftmpi

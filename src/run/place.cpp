@@ -1,0 +1,53 @@
+#include "place.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "../cpu_backend.hpp"
+#include "../error.hpp"
+#ifdef FTMPI_HAVE_CUDA
+#include "../../cuda/backend.hpp"
+#include "../../cuda/device.hpp"
+#endif
+
+namespace ftmpi {
+namespace {
+
+PlaceOfRank cpu_place(const Options& options, const mpi::Session& session) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    return {make_cpu_backend(options.threads ? options.threads : std::max(1, cores / session.local_size())), 0};
+}
+
+}  // namespace
+
+PlaceOfRank open_place(const Options& options, mpi::Session& session) {
+    PlaceOfRank place;
+#ifdef FTMPI_HAVE_CUDA
+    if (options.backend != BackendChoice::cpu) {
+        cuda::RankGpus mine;
+        session.agree("device", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); });
+        std::vector<cuda::RankGpus> all;
+        for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs")) all.push_back(cuda::decode_rank_gpus(text));
+        const bool none = std::all_of(all.begin(), all.end(), [](const auto& r) { return r.visible.empty(); });
+        if (options.backend == BackendChoice::cuda || !none || !options.gpus.empty()) {
+            session.agree("device", [&] {
+                const auto chosen = cuda::choose_gpus(all, options.gpus)[static_cast<std::size_t>(session.rank())];
+                place.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
+                place.backend = make_cuda_backend({chosen.device});
+            });
+            return place;
+        }
+    }
+#endif
+    session.agree("device", [&] {
+#ifndef FTMPI_HAVE_CUDA
+        if (options.backend == BackendChoice::cuda || !options.gpus.empty())
+            throw Error(Exit::usage, "this program was built without CUDA",
+                        "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
+#endif
+        place = cpu_place(options, session);
+    });
+    return place;
+}
+
+}  // namespace ftmpi

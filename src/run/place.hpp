@@ -1,0 +1,21 @@
+// Where a rank runs: the backend and, on GPUs, which one.
+#pragma once
+
+#include <memory>
+
+#include "../../mpi/session.hpp"
+#include "../backend.hpp"
+#include "../options.hpp"
+
+namespace ftmpi {
+
+struct PlaceOfRank {
+    std::unique_ptr<Backend> backend;
+    double gb_per_s = 0;  ///< what the device says of itself; 0 = unknown
+};
+
+/// The backend asked for; `auto` takes CUDA when this build has it and every rank sees a GPU, else the CPU. All ranks decide
+/// alike. Phase "device"; Error(usage) when what was asked for is not there.
+PlaceOfRank open_place(const Options& options, mpi::Session& session);
+
+}  // namespace ftmpi
