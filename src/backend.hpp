@@ -137,6 +137,10 @@ public:
     virtual void synchronize() = 0;
     virtual Stream stream() const = 0;
 
+    /// Bytes a second of a kernel that only reads, from memory too large for any cache; takes memory for it while it runs.
+    /// 0: not known.
+    virtual double measure_read_rate() { return 0; }
+
     /// Device memory that reserve() takes for these limits; the plan counts it as workspace.
     virtual std::size_t scratch_bytes(const StepLimits&) const { return 0; }
     /// Takes the working memory for steps within these limits. Without it a backend takes memory when a step needs it;

@@ -60,6 +60,7 @@ public:
     void fill_zero(void* device, std::size_t bytes) override;
     void synchronize() override {}
     Stream stream() const override { return nullptr; }
+    double measure_read_rate() override;
 
     std::unique_ptr<Matrix> load(const MatrixSource& source) override;
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override;

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "../mpi/session.hpp"
+#include "bench.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
 #include "inspect.hpp"
@@ -56,7 +57,7 @@ int job(const Options* options, const std::exception_ptr& wrong) {
         session.agree("options", [&] {
             if (wrong) std::rethrow_exception(wrong);
         });
-        session.leave(run_command(*options, session));
+        session.leave(options->command == Command::bench ? bench_command(*options, session) : run_command(*options, session));
     } catch (const mpi::Session::Agreed& failed) {
         session.leave(failed.code);
     } catch (const Error& e) {

@@ -48,6 +48,13 @@ struct RequestRecord {
 /// Facts known at the end.
 struct SummaryRecord {
     std::vector<std::pair<std::string, double>> values;  ///< "decode_tokens_per_second", "load_seconds", ... with unit in the name's last word
+    /// Measured one by one, each a matrix of `rows` rows: "step_seconds" as [rank][step]. Names as above, other than the values'.
+    struct Series {
+        std::string name;
+        std::int64_t rows = 1;
+        std::vector<double> values;
+    };
+    std::vector<Series> series = {};
 };
 
 class ResultFile {

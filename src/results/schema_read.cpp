@@ -133,6 +133,16 @@ SummaryRecord SchemaReader::summary() const {
     const Object group = open_group(root_, "summary");
     SummaryRecord summary;
     for (const auto& name : members(group)) {
+        if (name == "series") {
+            const Object all = open_group(group, name);
+            for (const auto& member : members(all)) {
+                std::vector<hsize_t> dims;
+                auto values = read_array<double>(all, member, &dims);
+                if (dims.size() != 2) bad(all, member + " is not a matrix");
+                summary.series.push_back({member, static_cast<std::int64_t>(dims[0]), std::move(values)});
+            }
+            continue;
+        }
         const auto values = read_array<double>(group, name);
         if (values.size() != 1) bad(group, name + " is not one number");
         summary.values.emplace_back(name, values[0]);

@@ -8,7 +8,7 @@
 //                    prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32 [steps][vocabulary], if saved);
 //                    attributes index, session, vocabulary (integers), id, prompt, text, text_sha256, logits_sha256 (absent
 //                    without hashing), finish_reason, error
-//   /summary         one scalar float64 dataset a value
+//   /summary         one scalar float64 dataset a value; group series (absent without any): float64 [rows][columns] a series
 // Text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see hdf5::write_text.
 #include <algorithm>
 #include <charconv>
@@ -106,6 +106,15 @@ void write_plan(const Object& root, const RunRecord& run) {
     }
 }
 
+void write_series(const Object& group, const SummaryRecord& summary) {
+    for (const auto& s : summary.series) {
+        const auto rows = static_cast<std::size_t>(s.rows);
+        if (s.rows < 1 || s.values.size() % rows != 0)
+            throw Error(Exit::failure, "results: series " + s.name + " is not " + std::to_string(s.rows) + " whole rows");
+        write_array<double>(group, s.name, s.values, {rows, s.values.size() / rows}, unit_of(s.name));
+    }
+}
+
 }  // namespace
 
 void check_names(const RunRecord& run) {
@@ -192,6 +201,7 @@ void SchemaWriter::close(const SummaryRecord& summary, bool complete) {
     {
         const Object group = create_group(root_, "summary");
         for (const auto& [name, value] : summary.values) write_array<double>(group, name, {&value, 1}, {}, unit_of(name));
+        if (!summary.series.empty()) write_series(create_group(group, "series"), summary);
     }
     requests_.id.close();
     check(root_, H5Fflush(root_.id.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");

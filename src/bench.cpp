@@ -1,0 +1,258 @@
+#include "bench.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+#include "../mpi/fault.hpp"
+#include "bench/measure.hpp"
+#include "bench/prompts.hpp"
+#include "bench/report.hpp"
+#include "digest.hpp"
+#include "results.hpp"
+#include "run/record.hpp"
+#include "run/screen.hpp"
+
+namespace ftmpi {
+namespace {
+
+std::string utc(const char* format) {
+    const std::time_t t = std::time(nullptr);
+    std::tm tm{};
+    gmtime_r(&t, &tm);
+    char text[64];
+    std::strftime(text, sizeof text, format, &tm);
+    return text;
+}
+
+std::vector<BenchCase> cases_of(const Options& options) {
+    std::vector<BenchCase> cases;
+    for (const auto prompt : options.prompt_lengths)
+        for (const auto decode : options.decode_lengths)
+            for (const auto batch : options.batches) {
+                const BenchCase c{prompt, decode, static_cast<int>(batch)};
+                for (const auto& other : cases)
+                    if (other.name() == c.name())
+                        throw Error(Exit::usage, "bench is asked for " + c.name() + " twice",
+                                    "leave repeated lengths out; --repeats measures again");
+                cases.push_back(c);
+            }
+    return cases;
+}
+
+/// The options that the engine and the record see: slots for the largest batch, hashing as bench has it.
+Options engine_options(const Options& options, const std::vector<BenchCase>& cases) {
+    Options o = options;
+    for (const auto& c : cases) o.batch = std::max(o.batch, c.batch);
+    o.hash = options.hash.value_or(false);
+    o.ignore_eos = true;
+    return o;
+}
+
+std::string bytes_of(const std::vector<double>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
+}
+
+/// `mine` of every rank.
+std::vector<std::vector<double>> gathered(mpi::Session& session, const std::vector<double>& mine) {
+    std::vector<std::vector<double>> all;
+    for (const auto& bytes : session.all_gather(bytes_of(mine), "times")) {
+        all.emplace_back(bytes.size() / sizeof(double));
+        std::memcpy(all.back().data(), bytes.data(), bytes.size());
+    }
+    return all;
+}
+
+/// Runs cases through the lockstep loop that `run` uses.
+class Bench {
+public:
+    Bench(Engine& engine, std::vector<BenchCase> cases, const PromptSource& prompts)
+        : engine_(engine),
+          cases_(std::move(cases)),
+          prompts_(prompts),
+          generator_(generator(engine.options().hash.value_or(false))) {}
+
+    /// Logits of the first case's first prompt and a few tokens after it, hashed. Empty on other ranks than 0.
+    std::string prompt_sha256() {
+        const auto hashed = generator(true);
+        std::string sha;
+        Generator::Events events = this->events(nullptr);
+        events.finished = [&](const RequestRecord& r) { sha = r.logits_sha256; };
+        stopped_ = hashed->run(requests({cases_[0].prompt, std::min<std::int64_t>(cases_[0].decode, 8), 1}), events) ==
+                   Generator::End::interrupted;
+        require_success(*hashed);
+        return sha;
+    }
+
+    /// One run; on rank 0 the records of its requests go to `records`.
+    RunTimes run(const BenchCase& c, std::vector<RequestRecord>& records) {
+        StepClock clock(engine_.communicator());
+        Generator::Events events = this->events(&clock);
+        records.clear();
+        events.finished = [&](const RequestRecord& r) { records.push_back(r); };
+        stopped_ = generator_->run(requests(c), events) == Generator::End::interrupted;
+        require_success(*generator_);
+        return stopped_ ? RunTimes{} : clock.times(c.decode);
+    }
+
+    bool stopped() const { return stopped_; }
+    const std::vector<BenchCase>& cases() const { return cases_; }
+
+private:
+    std::unique_ptr<Generator> generator(bool hash) {
+        GenerateOptions o;
+        o.ignore_eos = true;
+        o.hash = hash;
+        o.prefill_chunk = engine_.options().prefill_chunk;
+        return std::make_unique<Generator>(engine_.backend(), engine_.communicator(), engine_.model(), engine_.state(),
+                                           engine_.tokenizer(), o);
+    }
+
+    std::vector<Request> requests(const BenchCase& c) const {
+        std::vector<Request> all;
+        for (std::int64_t i = 0; i < c.batch; ++i)
+            all.push_back({.index = i,
+                           .id = {},
+                           .prompt = {},
+                           .ids = prompts_.prompt(i, c.prompt),
+                           .max_tokens = c.new_tokens(),
+                           .refused = {}});
+        return all;
+    }
+
+    Generator::Events events(StepClock* clock) {
+        Generator::Events e;
+        e.stop_requested = [this] { return engine_.session().stop_requested(); };
+        e.step = [this, clock](std::string_view phase) {
+            mpi::fault_point(engine_.session().rank(), phase);
+            if (clock) clock->step(phase);
+        };
+        return e;
+    }
+
+    static void require_success(const Generator& g) {
+        if (g.failed())
+            throw Error(Exit::failure, "a measured request failed: its logits are not finite, or no token can be chosen");
+    }
+
+    Engine& engine_;
+    std::vector<BenchCase> cases_;
+    const PromptSource& prompts_;
+    std::unique_ptr<Generator> generator_;
+    bool stopped_ = false;
+};
+
+}  // namespace
+
+Exit bench_command(const Options& given, mpi::Session& session) {
+    const bool root = session.rank() == 0;
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<BenchCase> cases;
+    Options options;
+    session.agree("options", [&] {
+        cases = cases_of(given);
+        options = engine_options(given, cases);
+    });
+    session.require_equal("options", "options", given.digest_text);
+
+    Engine engine(options, session);
+    std::optional<PromptSource> prompts;
+    session.agree("prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); });
+    std::int64_t longest = 0;
+    for (const auto& c : cases) longest = std::max(longest, c.tokens());
+    session.agree("plan", [&] {
+        if (longest > engine.config().max_positions)
+            throw Error(Exit::usage, "bench needs " + std::to_string(longest) + " tokens a sequence, this model was made for " +
+                                         std::to_string(engine.config().max_positions));
+    });
+    engine.plan(longest);
+    session.agree("plan", [&] {
+        if (engine.shard_plan().context < longest)
+            throw Error(options.context ? Exit::usage : Exit::does_not_fit,
+                        "bench needs " + std::to_string(longest) + " tokens a sequence, the context holds " +
+                            std::to_string(engine.shard_plan().context),
+                        options.context ? "raise --context" : "measure shorter prompts or smaller batches, or use --kv fp8");
+    });
+    Screen screen(options, root, 0);
+    screen.plan(engine);
+
+    std::unique_ptr<ResultFile> results;
+    session.agree("results", [&] {
+        if (!root) return;
+        std::string all = std::to_string(options.seed);
+        for (const auto& c : cases) all += " " + c.name();
+        const auto output =
+            options.output.empty() ? std::filesystem::path("ftmpi-bench-" + utc("%Y%m%d-%H%M%S") + ".h5") : options.output;
+        results =
+            std::make_unique<ResultFile>(output, record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
+                                         options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
+        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+    });
+
+    // Before the weights, while there is memory to read.
+    Surroundings around;
+    around.hash_on = *options.hash;
+    double rate = 0;
+    session.agree("read rate", [&] { rate = engine.backend().measure_read_rate(); });
+    for (const auto& one : gathered(session, {rate})) around.read_bytes_per_second.push_back(one[0]);
+
+    engine.load();
+    screen.loaded(engine);
+    around.load_seconds = engine.load_seconds();
+    for (const auto& r : engine.reads()) around.loaded_bytes.push_back(r.cut + r.replicated);
+
+    std::vector<CaseTimes> times;
+    bool stopped = false;
+    try {
+        around.exchange_seconds = measure_exchange(engine.backend(), engine.communicator(), engine.config().hidden);
+        Bench bench(engine, cases, *prompts);
+        around.prompt_sha256 = bench.prompt_sha256();
+        std::int64_t index = 0;
+        std::vector<RequestRecord> records;
+        for (const auto& c : cases) {
+            std::vector<double> prefill, prefill_gather, step, gather;
+            for (int i = -options.warmup; i < options.repeats && !bench.stopped(); ++i) {
+                const RunTimes t = bench.run(c, records);
+                if (i < 0 || bench.stopped()) continue;
+                prefill.push_back(t.prefill_seconds);
+                prefill_gather.push_back(t.prefill_gather_seconds);
+                step.insert(step.end(), t.step_seconds.begin(), t.step_seconds.end());
+                gather.insert(gather.end(), t.gather_seconds.begin(), t.gather_seconds.end());
+                for (auto& record : records) {
+                    record.id = c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
+                    record.index = index++;
+                    if (results) results->append(record);
+                }
+            }
+            stopped = bench.stopped();
+            if (prefill.empty()) break;
+            times.push_back({c, gathered(session, prefill), gathered(session, prefill_gather), gathered(session, step),
+                             gathered(session, gather)});
+            if (stopped) break;
+        }
+    } catch (const Error& e) {
+        session.abort(e);
+    } catch (const std::bad_alloc&) {
+        session.abort(Error(Exit::does_not_fit, "out of host memory"));
+    } catch (const std::exception& e) {
+        session.abort(Error(Exit::failure, e.what()));
+    }
+
+    session.agree("write", [&] {
+        if (!root) return;
+        std::vector<CaseFigures> figures;
+        for (const auto& t : times) figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
+        results->finish(bench_summary(times, figures, around,
+                                      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
+        const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+        if (stopped) std::fprintf(stderr, "interrupted: what was measured is saved\n");
+        std::fprintf(stderr, "results: %s\n", results->path().c_str());
+    });
+    return stopped ? Exit::interrupted : Exit::ok;
+}
+
+}  // namespace ftmpi

@@ -1,0 +1,69 @@
+#include "measure.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "../error.hpp"
+
+namespace ftmpi {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+std::string BenchCase::name() const {
+    return "p" + std::to_string(prompt) + "_d" + std::to_string(decode) + "_b" + std::to_string(batch);
+}
+
+void StepClock::step(std::string_view phase) {
+    Tick tick{now(), 0, phase == "decode"};
+    for (const auto& wait : communicator_.waits()) tick.waited += wait.seconds;
+    ticks_.push_back(tick);
+}
+
+RunTimes StepClock::times(std::int64_t decode) const {
+    const auto first = std::find_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
+    const auto steps = std::count_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
+    if (steps <= decode || first == ticks_.begin() || first + steps != ticks_.end())
+        throw Error(Exit::failure, "a measured run had " + std::to_string(steps) + " decode steps after " +
+                                       std::to_string(first - ticks_.begin()) + " steps of prefill, where " +
+                                       std::to_string(decode + 1) + " decode steps were to come");
+    RunTimes times;
+    times.prefill_seconds = first->at - ticks_.front().at;
+    times.prefill_gather_seconds = first->waited - ticks_.front().waited;
+    for (auto tick = first; tick != first + decode; ++tick) {
+        times.step_seconds.push_back((tick + 1)->at - tick->at);
+        times.gather_seconds.push_back((tick + 1)->waited - tick->waited);
+    }
+    return times;
+}
+
+double measure_exchange(Backend& backend, Communicator& communicator, std::int64_t width) {
+    if (communicator.size() == 1) return 0;
+    constexpr int rounds = 41, in_a_row = 10, warm = 5;
+    const DeviceArray<float> row(backend, width, "the exchange's probe");
+    std::vector<Range> of_rank;
+    for (std::int64_t r = 0; r < communicator.size(); ++r)
+        of_rank.push_back({width * r / communicator.size(), width * (r + 1) / communicator.size()});
+    const Columns columns{row.data(), 1, width, of_rank};
+    std::vector<double> seconds;
+    for (int round = -warm; round < rounds; ++round) {
+        backend.synchronize();
+        const double begin = now();
+        for (int i = 0; i < in_a_row; ++i) communicator.all_gather({&columns, 1}, "probe", backend.stream());
+        backend.synchronize();
+        if (round >= 0) seconds.push_back((now() - begin) / in_a_row);
+    }
+    return median(std::move(seconds));
+}
+
+double percentile(std::vector<double> values, double share) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    const double rank = std::ceil(share * static_cast<double>(values.size()));
+    return values[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
+}
+
+}  // namespace ftmpi

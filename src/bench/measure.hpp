@@ -1,0 +1,57 @@
+// One measured run of some prompts, timed on every rank, and the probes beside it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../generate.hpp"
+#include "../run/engine.hpp"
+
+namespace ftmpi {
+
+/// What is measured together: `batch` prompts of `prompt` tokens, then `decode` steps.
+struct BenchCase {
+    std::int64_t prompt = 0, decode = 0;
+    int batch = 1;
+    /// Tokens a sequence holds at the end: one token comes from prefill, and one step more is run than measured, so that the
+    /// last measured step ends where the next begins.
+    std::int64_t tokens() const { return prompt + new_tokens(); }
+    std::int64_t new_tokens() const { return decode + 2; }
+    std::string name() const;  ///< "p1024_d64_b4"
+};
+
+/// Times of one run on this rank.
+struct RunTimes {
+    double prefill_seconds = 0;  ///< of all prompts of the batch, one after the other
+    double prefill_gather_seconds = 0;
+    std::vector<double> step_seconds;    ///< one a decode step
+    std::vector<double> gather_seconds;  ///< of it, waiting in collectives
+};
+
+/// Times the steps of a generator's run as it goes.
+class StepClock {
+public:
+    explicit StepClock(Communicator& communicator) : communicator_(communicator) {}
+    /// To be called before each step.
+    void step(std::string_view phase);
+    /// Throws Error(failure) when fewer steps were run than `decode`.
+    RunTimes times(std::int64_t decode) const;
+
+private:
+    struct Tick {
+        double at = 0, waited = 0;
+        bool decodes = false;
+    };
+    Communicator& communicator_;
+    std::vector<Tick> ticks_;
+};
+
+/// Seconds of one small gather, the median of many: `width` floats of one row, spread evenly. 0 for one rank.
+double measure_exchange(Backend& backend, Communicator& communicator, std::int64_t width);
+
+/// The value below which `share` of the values lie (nearest rank); 0 of none.
+double percentile(std::vector<double> values, double share);
+inline double median(std::vector<double> values) { return percentile(std::move(values), 0.5); }
+
+}  // namespace ftmpi
