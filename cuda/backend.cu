@@ -13,6 +13,7 @@
 #include "handles.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
+#include "read_rate.hpp"
 
 namespace ftmpi {
 namespace {
@@ -83,6 +84,7 @@ public:
         FTMPI_CUDA(cudaMemGetInfo(&d.free_bytes, &d.total_bytes));
         return d;
     }
+    double measure_read_rate() override { return cuda::read_rate(card_, stream_.get()); }
 
     void* allocate(std::size_t bytes, std::string_view what) override {
         if (bytes == 0) return nullptr;
