@@ -1,0 +1,81 @@
+// What the mixers' kernels share: sums in the one order by the lanes of a warp, and the division of a launcher's scratch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "device_code.hpp"
+#include "launch.hpp"
+
+namespace ftmpi::cuda {
+
+/// Vectors in shared memory whose chunks are read by different lanes lie in chunks of 36 floats: the chunks' first elements
+/// are then in different banks, and still 16-byte aligned.
+constexpr int kSpread = 36;
+
+/// Place of element i when chunks are `pitch` floats apart.
+__device__ __forceinline__ int place(int i, int pitch) { return i + (pitch - num::kChunk) * (i / num::kChunk); }
+
+/// num::sum_of_squares of a vector of `count` elements in shared memory, given to every lane of the calling warp. x is 16-byte
+/// aligned, count and pitch are multiples of 4.
+__device__ __forceinline__ float warp_squares(const float* x, int count, int pitch) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float total = 0.0f;
+    for (int s = 0; s < count; s += num::kSegment) {
+        const int left = count - s < num::kSegment ? count - s : num::kSegment;
+        const int chunks = (left + num::kChunk - 1) / num::kChunk;
+        float c = 0.0f;
+        if (lane < chunks) {
+            const float* p = x + (s / num::kChunk + lane) * pitch;
+            const int n = left - lane * num::kChunk < num::kChunk ? left - lane * num::kChunk : num::kChunk;
+#pragma unroll 8
+            for (int i = 0; i < n; i += 4) {
+                const float4 v = *reinterpret_cast<const float4*>(p + i);
+                c = num::fma(v.x, v.x, c);
+                c = num::fma(v.y, v.y, c);
+                c = num::fma(v.z, v.z, c);
+                c = num::fma(v.w, v.w, c);
+            }
+        }
+        float segment = 0.0f;
+        for (int j = 0; j < chunks; ++j) segment = segment + __shfl_sync(kWholeWarp, c, j);
+        total = total + segment;
+    }
+    return total;
+}
+
+/// Parts of a scratch in order, each 256-byte aligned. With a null scratch it only counts.
+class Parts {
+public:
+    explicit Parts(void* data) : data_(static_cast<unsigned char*>(data)) {}
+    template <class T>
+    T* take(std::int64_t count) {
+        const std::size_t at = bytes_;
+        bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+        return data_ ? reinterpret_cast<T*>(data_ + at) : nullptr;
+    }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    unsigned char* data_;
+    std::size_t bytes_ = 0;
+};
+
+/// Throws when a launcher was given less scratch than its function says.
+inline void check_scratch(const char* what, std::size_t needed, const Scratch& scratch) {
+    if (needed > scratch.bytes)
+        throw Error(Exit::failure, std::string(what) + " needs " + std::to_string(needed) + " bytes of scratch and was given " +
+                                       std::to_string(scratch.bytes));
+}
+
+/// The first `count` of the scratch's tickets, or `own` cleared.
+inline unsigned* zeroed_tickets(const Scratch& scratch, unsigned* own, std::int64_t count, cudaStream_t stream) {
+    if (scratch.tickets) return scratch.tickets;
+    FTMPI_CUDA(cudaMemsetAsync(own, 0, static_cast<std::size_t>(count) * sizeof(unsigned), stream));
+    return own;
+}
+
+/// True when every row belongs to another slot: a step of decoding.
+bool one_row_a_slot(const Rows& rows);
+
+}  // namespace ftmpi::cuda
