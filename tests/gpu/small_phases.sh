@@ -1,0 +1,131 @@
+# Sourced by run.sh: the phases on the small models of data/.
+models="tiny-nvfp4 tiny-fp8"
+
+# Five prompts of jobs/, and one of 600 tokens.
+small_prompts() {
+    [ ! -s "$work/prompts.jsonl" ] || return 0
+    cp "$root/jobs/five_prompts.jsonl" "$work/prompts.jsonl"
+    awk '/"name": "len600"/ { on = 1 } on && /"ids": \[/ { ids = 1; next } ids && /\]/ { exit } ids { gsub(/[ \n]/, ""); all = all $0 }
+         END { printf "{\"id\": \"len600\", \"ids\": [%s]}\n", all }' "$root/data/references/prompts.json" >>"$work/prompts.jsonl"
+}
+
+# The CPU's answer on one rank, once for each model and cache type: what everything else is held equal to.
+small_reference() {
+    local model=$1 kv=$2
+    small_prompts
+    reference=$work/$model-$kv.h5
+    [ ! -f "$reference" ] || return 0
+    ranks 1 "$ftmpi" --backend cpu --model "$root/data/$model" --prompts "$work/prompts.jsonl" --kv "$kv" --output "$reference"
+    timed 60 "${command_line[@]}"
+    row reference "$model, kv $kv: CPU, 1 rank" "$(sed -n 's/.*decode \([0-9.]* tokens.s\).*/\1/p' "$work/err")"
+}
+
+# small_run MODEL PHASE CHECK RANKS TRANSPORT OPTION...
+small_run() {
+    local model=$1 phase=$2 check=$3 np=$4 transport=$5
+    shift 5
+    against "$reference" "$phase" "$check" 60 "$np" "$transport" --model "$root/data/$model" --prompts "$work/prompts.jsonl" "$@"
+}
+
+small_programs() {
+    local name
+    for name in linear_check mixers_check; do
+        if [ ! -x "$build/tests/gpu/$name" ]; then failed_row programs "$name" "$build/tests/gpu/$name is missing"; continue; fi
+        timed 90 "$build/tests/gpu/$name"
+        row programs "$name" "$(tail -n 1 "$work/out")"
+        cp "$work/out" "$work/$name.txt"
+    done
+    if [ ! -x "$build/tests/gpu/transport_check" ]; then
+        failed_row programs transport_check "$build/tests/gpu/transport_check is missing"
+    else
+        timed 150 bash "$here/transport_check.sh" "$build"
+        row programs transport_check "$(tail -n 1 "$work/out")"
+    fi
+    for name in linear_check mixers_check; do
+        [ ! -s "$work/$name.txt" ] || { echo "    $name's times:"; grep -E 'GB/s|TB/s|tokens/s| us( |$)' "$work/$name.txt" | sed 's/^/    | /'; }
+    done
+}
+
+small_hashes() {
+    local model transport shares
+    for model in $models; do
+        small_reference "$model" bf16 || continue
+        small_run "$model" hashes "$model: CPU, 2 ranks" 2 - --backend cpu --shares 3,1
+        small_run "$model" hashes "$model: GPU, 1 rank" 1 - --backend cuda
+        if [ "$gpus" -lt 2 ]; then
+            left_out_row hashes "$model: GPU, 2 ranks, all transports" "one GPU here"
+            continue
+        fi
+        for transport in peer pinned nccl mpi; do
+            for shares in 1,1 3,1 9,7; do
+                small_run "$model" hashes "$model: GPU, 2 ranks, $transport, shares $shares" 2 $transport --backend cuda --shares $shares
+            done
+        done
+    done
+}
+
+small_kv() {
+    local model=tiny-nvfp4 kv
+    for kv in fp32 fp8; do
+        small_reference $model $kv || continue
+        small_run $model kv "$model, kv $kv: GPU, 1 rank" 1 - --backend cuda --kv $kv
+        [ "$gpus" -lt 2 ] || small_run $model kv "$model, kv $kv: GPU, 2 ranks" 2 peer --backend cuda --kv $kv --shares 3,1
+    done
+}
+
+small_batch() {
+    local model
+    for model in $models; do
+        small_reference "$model" bf16 || continue
+        small_run "$model" batch "$model: GPU, 1 rank, batch 5" 1 - --backend cuda --batch 5
+        small_run "$model" batch "$model: GPU, 1 rank, prefill by 7 rows" 1 - --backend cuda --prefill-chunk 7
+        [ "$gpus" -lt 2 ] || small_run "$model" batch "$model: GPU, 2 ranks, batch 5" 2 peer --backend cuda --batch 5 --shares 9,7
+    done
+}
+
+# Tensor-core prefill has its own bits; they must not depend on the ranks.
+small_fast() {
+    local model=tiny-nvfp4 exact
+    small_reference $model bf16 || return
+    if [ "$gpus" -lt 2 ]; then left_out_row fast "$model: 2 ranks against 1" "one GPU here"; return; fi
+    reference=$work/fast.h5
+    ranks 1 "$ftmpi" --backend cuda --numerics fast --model "$root/data/$model" --prompts "$work/prompts.jsonl" --output "$reference"
+    timed 60 "${command_line[@]}"
+    row fast "$model: GPU, 1 rank" "" || return
+    small_run $model fast "$model: GPU, 2 ranks" 2 peer --backend cuda --numerics fast --shares 3,1
+}
+
+small_bench() {
+    local np
+    for np in 1 2; do
+        if [ "$np" -gt "$gpus" ]; then left_out_row bench "$np ranks" "one GPU here"; continue; fi
+        rm -f "$work/bench.h5"
+        ranks $np "$ftmpi" bench --backend cuda --model "$root/data/tiny-nvfp4" --prompt-lengths 128 --decode-lengths 64 --json \
+            --output "$work/bench.h5"
+        timed 60 "${command_line[@]}"
+        row bench "tiny-nvfp4: $np ranks, batch 1" \
+            "$(figure decode_tokens_per_second) tokens/s, reads $(grep -o '"read_bytes_per_second":\[[^]]*\]' "$work/out" | cut -d: -f2) B/s"
+        # A rate that is not known, or of no memory, says that the probe is missing.
+        if [ "$code" = 0 ] && grep -q '"read_bytes_per_second":\[[^]]*null' "$work/out"; then
+            failed_row bench "read rate of each rank" "a rank's is unknown"
+        fi
+    done
+}
+
+small_sanitizer() {
+    local sanitizer tool program name arguments
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+    if [ -z "$sanitizer" ]; then failed_row sanitizer "compute-sanitizer" "it is not installed here"; return; fi
+    for tool in memcheck racecheck; do
+        for name in "linear_check --quick" "mixers_check check"; do
+            read -r program arguments <<<"$name"
+            if [ ! -x "$build/tests/gpu/$program" ]; then
+                failed_row sanitizer "$tool: $program" "$build/tests/gpu/$program is missing"
+                continue
+            fi
+            # shellcheck disable=SC2086
+            timed 100 env FTMPI_CHECK_SHORT=1 "$sanitizer" --tool $tool --error-exitcode 86 "$build/tests/gpu/$program" $arguments
+            row sanitizer "$tool: $program" "$(grep -hE 'SUMMARY' "$work/out" "$work/err" | tail -n 1)"
+        done
+    done
+}
