@@ -130,7 +130,8 @@ inline I group_sum(const Codes& c, const std::int8_t* q) {
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(e1, four(24)));
         low = _mm256_add_epi16(low, _mm256_maddubs_epi16(o1, four(20)));
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(o1, four(28)));
-        return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), _mm256_madd_epi16(high, _mm256_set1_epi16(num::kPlane)));
+        return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)),
+                                _mm256_madd_epi16(high, _mm256_set1_epi16(num::kPlane)));
     };
     return {half(c.even[0].a, c.odd[0].a, c.even[1].a, c.odd[1].a), half(c.even[0].b, c.odd[0].b, c.even[1].b, c.odd[1].b)};
 }
