@@ -1,0 +1,121 @@
+// Writes the states of every layer for one prompt, to be compared with another implementation: layer_dump MODEL OUT [cpu|cuda]
+// [TOKENS]. OUT.f32 holds fp32 matrices, OUT.txt one line for each: name, layer (-1 outside), rows, width, first float.
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "../../src/checkpoint.hpp"
+#include "../../src/config.hpp"
+#include "../../src/cpu_backend.hpp"
+#include "../../src/error.hpp"
+#include "../../src/model.hpp"
+#include "../../src/tokenizer.hpp"
+#ifdef FTMPI_HAVE_CUDA
+#include "../../cuda/backend.hpp"
+#endif
+
+namespace {
+
+using namespace ftmpi;
+
+/// One rank: nothing to gather.
+class Alone : public Communicator {
+public:
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    std::string transport() const override { return "none"; }
+    std::string reason() const override { return "one rank"; }
+    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
+    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
+        std::copy(mine.begin(), mine.end(), all.begin());
+    }
+    std::vector<Wait> waits() const override { return {}; }
+    void reset_waits() override {}
+};
+
+std::unique_ptr<Backend> backend_named(const std::string& name) {
+    if (name == "cpu") return make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+#ifdef FTMPI_HAVE_CUDA
+    if (name == "cuda") return make_cuda_backend({});
+#endif
+    throw Error(Exit::usage, "this program has no backend " + name);
+}
+
+class Dump {
+public:
+    explicit Dump(const std::string& path) : values_(path + ".f32", std::ios::binary), index_(path + ".txt") {}
+
+    void add(Backend& backend, std::string_view name, int layer, const float* device, std::int64_t rows, std::int64_t width) {
+        host_.resize(static_cast<std::size_t>(rows * width));
+        backend.copy_out(host_.data(), device, host_.size() * sizeof(float));
+        values_.write(reinterpret_cast<const char*>(host_.data()), static_cast<std::streamsize>(host_.size() * sizeof(float)));
+        index_ << name << ' ' << layer << ' ' << rows << ' ' << width << ' ' << floats_ << '\n';
+        floats_ += rows * width;
+    }
+    std::int64_t close() {
+        values_.close();
+        index_.close();
+        if (!values_ || !index_) throw Error(Exit::failure, "the dump could not be written");
+        return floats_;
+    }
+
+private:
+    std::ofstream values_, index_;
+    std::vector<float> host_;
+    std::int64_t floats_ = 0;
+};
+
+void run(const std::filesystem::path& directory, const std::string& out, const std::string& backend_name, std::int64_t tokens) {
+    const auto checkpoint = Checkpoint::open(directory);
+    const ModelConfig config = load_config(directory);
+    const auto tokenizer = Tokenizer::load(directory);
+    const Inventory inventory(checkpoint, config);
+    const auto backend = backend_named(backend_name);
+    Alone alone;
+    PlanRequest request;
+    request.ranks = {{backend->info().free_bytes, 0, backend_name}};
+    request.context = request.prefill_rows = tokens;
+    request.kv = KvType::fp32;  // the other implementation does not round keys and values
+    const ShardPlan plan = make_plan(inventory.sizes(), request);
+    const Weights weights(checkpoint, inventory, plan, 0, *backend);
+    SequenceState state(*backend, config, plan, 0);
+    Model model(*backend, alone, config, plan, weights, state);
+
+    Dump dump(out);
+    std::ofstream ids(out + ".ids");
+    std::vector<Row> rows;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+        const auto id = static_cast<std::int32_t>((i * 7919 + 257) % std::min<std::int64_t>(tokenizer.end(), config.vocab));
+        rows.push_back({id, 0, static_cast<std::int32_t>(i)});
+        ids << id << '\n';
+    }
+    model.observe([&](std::string_view name, int layer, const float* values, std::int64_t n, std::int64_t width) {
+        dump.add(*backend, name, layer, values, n, width);
+    });
+    const float* logits = model.forward(rows, {tokens - 1, tokens});
+    dump.add(*backend, "logits", -1, logits, 1, config.vocab);
+    ids.close();
+    std::printf("%lld tokens through %zu layers on %s: %lld values\n", static_cast<long long>(tokens), config.layers.size(),
+                backend->info().name.c_str(), static_cast<long long>(dump.close()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 3 || argc > 5) {
+        std::fprintf(stderr, "usage: layer_dump MODEL OUT [cpu|cuda] [TOKENS]\n");
+        return 2;
+    }
+    try {
+        run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", argc > 4 ? std::stoll(argv[4]) : 48);
+        return 0;
+    } catch (const Error& e) {
+        std::fprintf(stderr, "layer_dump: %s\n", e.what());
+        return static_cast<int>(e.code());
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "layer_dump: %s\n", e.what());
+        return 1;
+    }
+}
