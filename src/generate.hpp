@@ -33,6 +33,9 @@ struct GenerateOptions {
     std::vector<std::int32_t> stop_ids = {};
 };
 
+/// Throws Error(bad_input) when the tokenizer has ids beyond the model's `rows` of vocabulary.
+void require_vocabulary(const Tokenizer& tokenizer, std::int64_t rows);
+
 class Generator {
 public:
     struct Events {
@@ -46,8 +49,7 @@ public:
         std::function<void(std::string_view phase)> step;
     };
 
-    /// plan.slots requests run together; each gets the bits it has alone. Throws Error(bad_input) when the tokenizer has
-    /// ids that the model's vocabulary lacks.
+    /// plan.slots requests run together; each gets the bits it has alone. Throws as require_vocabulary does.
     Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state, const Tokenizer& tokenizer,
               GenerateOptions options);
     ~Generator();

@@ -18,6 +18,13 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 }  // namespace
 
+void require_vocabulary(const Tokenizer& tokenizer, std::int64_t rows) {
+    if (tokenizer.end() > rows)
+        throw Error(Exit::bad_input, "tokenizer.json has token id " + std::to_string(tokenizer.end() - 1) +
+                                         " but the model has only " + std::to_string(rows) + " vocabulary rows",
+                    "tokenizer.json and config.json belong to different models");
+}
+
 struct Generator::Sequence {
     Sequence(const Request& r, int s, bool show) : request(r), slot(s), shown(show) {}
     const Request& request;
@@ -40,9 +47,7 @@ Generator::Generator(Backend& backend, Communicator& communicator, Model& model,
                      GenerateOptions options)
     : backend_(backend), communicator_(communicator), model_(model), state_(state), tokenizer_(tokenizer),
       options_(std::move(options)), vocabulary_(tokenizer.end()) {
-    if (vocabulary_ > model.vocab())
-        throw Error(Exit::bad_input, "tokenizer.json has token id " + std::to_string(vocabulary_ - 1) + " but the model has only " +
-                                         std::to_string(model.vocab()) + " vocabulary rows");
+    require_vocabulary(tokenizer, model.vocab());
     for (std::int64_t id = 0; id < vocabulary_; ++id) masked_host_.push_back(!tokenizer.has(static_cast<std::int32_t>(id)));
     masked_ = DeviceArray<std::uint8_t>(backend, vocabulary_, "token mask");
     backend.copy_in(masked_.data(), masked_host_.data(), masked_host_.size());

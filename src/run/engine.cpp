@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "../../mpi/transport_choice.hpp"
+#include "../generate.hpp"
 #include "../plan.hpp"
 
 namespace ftmpi {
@@ -80,6 +81,7 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
         checkpoint_.emplace(Checkpoint::open(options.model));
         config_ = load_config(options.model);
         tokenizer_.emplace(Tokenizer::load(options.model));
+        require_vocabulary(*tokenizer_, config_.vocab);
         inventory_.emplace(*checkpoint_, config_);
     });
     place_ = open_place(options, session);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "../error.hpp"
 #include "../numerics.hpp"
@@ -137,6 +138,7 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
     }
 
     const std::int64_t key = config.key_channels(), value = config.value_channels(), channels = 2 * key + value;
+    std::size_t cache_scales = 0;
     layers_.resize(config.layers.size());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         Layer& layer = layers_[i];
@@ -153,12 +155,20 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
             layer.out = r.matrix(name(names.o), config.hidden, d * config.query_heads);
             layer.q_norm = r.vector(name(names.q_norm), {d});
             layer.k_norm = r.vector(name(names.k_norm), {d});
-            for (const char* key_scale : {"self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"})
-                if (const auto* t = r.take(name(key_scale))) layer.k_scale = t;
-            for (const char* value_scale : {"self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"})
-                if (const auto* t = r.take(name(value_scale))) layer.v_scale = t;
-            for (const auto* t : {layer.k_scale, layer.v_scale})
-                if (t && t->elements() != 1) refuse(*t, "expected one value");
+            const auto cache_scale = [&](std::initializer_list<const char*> spellings) {
+                const TensorView* found = nullptr;
+                for (const char* spelling : spellings) {
+                    const TensorView* t = r.take(name(spelling));
+                    if (!t) continue;
+                    if (found) refuse(*t, "a second scale beside " + found->name);
+                    if (t->elements() != 1) refuse(*t, "expected one value");
+                    found = t;
+                }
+                cache_scales += found != nullptr;
+                return found;
+            };
+            layer.k_scale = cache_scale({"self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"});
+            layer.v_scale = cache_scale({"self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"});
         } else {
             layer.in_qkv = r.matrix(name(names.in_qkv), channels, config.hidden);
             layer.in_z = r.matrix(name(names.in_z), value, config.hidden);
@@ -208,6 +218,7 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
         }
     }
     if (odd_scales) notes_.push_back(std::to_string(odd_scales) + " activation scales are not finite; they are not used");
+    if (cache_scales) notes_.push_back(std::to_string(cache_scales) + " scales of an FP8 cache are stored; --kv fp8 uses them, other caches need none");
     r.finish(unknown);
 
     for (std::size_t i = 0; i < layers_.size(); ++i) {

@@ -166,7 +166,10 @@ StoredMatrix Resolver::fused(const std::string& base, std::int64_t slices, std::
     } else if (s->elements() == slices || s->elements() == 1) {
         m.format = Format::fp8_row;
         const auto values = floats_of(*s);
-        m.multiplier = values[s->elements() == 1 ? 0 : static_cast<std::size_t>(index)];
+        const bool shared = s->elements() == 1;
+        m.multiplier = values[shared ? 0 : static_cast<std::size_t>(index)];
+        // Gate and up have it in common, and so may all slices: it is counted with the first.
+        if (first == 0 && !(shared && index > 0)) m.scalar_bytes = size_of(s->dtype);
         m.scales = nullptr;
         if (!(m.multiplier > 0.0f)) refuse(*s, "a scale must be finite and above 0");
     } else {
