@@ -87,8 +87,8 @@ public:
     }
 
     /// One run; on rank 0 the records of its requests go to `records`.
-    RunTimes run(const BenchCase& c, std::vector<RequestRecord>& records) {
-        StepClock clock(engine_.communicator());
+    RunTimes run(const BenchCase& c, std::vector<RequestRecord>& records, bool watch_gathers = false) {
+        StepClock clock(engine_.communicator(), watch_gathers);
         Generator::Events events = this->events(&clock);
         records.clear();
         events.finished = [&](const RequestRecord& r) { records.push_back(r); };
@@ -212,18 +212,23 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         std::int64_t index = 0;
         std::vector<RequestRecord> records;
         for (const auto& c : cases) {
-            std::vector<double> prefill, prefill_gather, step, gather;
+            std::vector<double> prefill, step, prefill_gather, gather;
             for (int i = -options.warmup; i < options.repeats && !bench.stopped(); ++i) {
                 const RunTimes t = bench.run(c, records);
                 if (i < 0 || bench.stopped()) continue;
                 prefill.push_back(t.prefill_seconds);
-                prefill_gather.push_back(t.prefill_gather_seconds);
                 step.insert(step.end(), t.step_seconds.begin(), t.step_seconds.end());
-                gather.insert(gather.end(), t.gather_seconds.begin(), t.gather_seconds.end());
                 for (auto& record : records) {
                     record.id = c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
                     record.index = index++;
                     if (results) results->append(record);
+                }
+            }
+            if (session.size() > 1 && !bench.stopped()) {
+                RunTimes t = bench.run(c, records, true);
+                if (!bench.stopped()) {
+                    prefill_gather = {t.prefill_gather_seconds};
+                    gather = std::move(t.gather_seconds);
                 }
             }
             stopped = bench.stopped();

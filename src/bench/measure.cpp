@@ -19,7 +19,8 @@ std::string BenchCase::name() const {
 
 void StepClock::step(std::string_view phase) {
     Tick tick{now(), 0, phase == "decode"};
-    for (const auto& wait : communicator_.waits()) tick.waited += wait.seconds;
+    if (watch_gathers_)
+        for (const auto& wait : communicator_.waits()) tick.waited += wait.seconds;
     ticks_.push_back(tick);
 }
 
@@ -35,7 +36,7 @@ RunTimes StepClock::times(std::int64_t decode) const {
     times.prefill_gather_seconds = first->waited - ticks_.front().waited;
     for (auto tick = first; tick != first + decode; ++tick) {
         times.step_seconds.push_back((tick + 1)->at - tick->at);
-        times.gather_seconds.push_back((tick + 1)->waited - tick->waited);
+        if (watch_gathers_) times.gather_seconds.push_back((tick + 1)->waited - tick->waited);
     }
     return times;
 }

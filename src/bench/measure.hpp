@@ -23,16 +23,18 @@ struct BenchCase {
 
 /// Times of one run on this rank.
 struct RunTimes {
-    double prefill_seconds = 0;  ///< of all prompts of the batch, one after the other
-    double prefill_gather_seconds = 0;
+    double prefill_seconds = 0;          ///< of all prompts of the batch, one after the other
     std::vector<double> step_seconds;    ///< one a decode step
-    std::vector<double> gather_seconds;  ///< of it, waiting in collectives
+    double prefill_gather_seconds = 0;   ///< waiting in collectives; only of a run whose gathers are watched
+    std::vector<double> gather_seconds;  ///< likewise, one a decode step
 };
 
 /// Times the steps of a generator's run as it goes.
 class StepClock {
 public:
-    explicit StepClock(Communicator& communicator) : communicator_(communicator) {}
+    /// Asking a communicator for its waits may stop the device, so gathers are watched in a run of their own, whose steps are
+    /// not the ones that are stated.
+    StepClock(Communicator& communicator, bool watch_gathers) : communicator_(communicator), watch_gathers_(watch_gathers) {}
     /// To be called before each step.
     void step(std::string_view phase);
     /// Throws Error(failure) when fewer steps were run than `decode`.
@@ -44,6 +46,7 @@ private:
         bool decodes = false;
     };
     Communicator& communicator_;
+    bool watch_gathers_;
     std::vector<Tick> ticks_;
 };
 

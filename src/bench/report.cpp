@@ -176,7 +176,8 @@ SummaryRecord bench_summary(const std::vector<CaseTimes>& times, const std::vect
     for (const auto& t : times) {
         const std::string at = t.what.name() + "_";
         const auto series = [&](const char* name, const std::vector<std::vector<double>>& of_rank) {
-            s.series.push_back({at + name, static_cast<std::int64_t>(of_rank.size()), flat(of_rank)});
+            if (auto values = flat(of_rank); !values.empty())
+                s.series.push_back({at + name, static_cast<std::int64_t>(of_rank.size()), std::move(values)});
         };
         series("prefill_seconds", t.prefill_seconds);
         series("prefill_gather_seconds", t.prefill_gather_seconds);

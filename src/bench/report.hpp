@@ -10,13 +10,13 @@
 
 namespace ftmpi {
 
-/// A case as measured: the times of all ranks, all repeats one after the other.
+/// A case as measured: the times of all ranks, all repeats one after the other. Gathers are watched in a run of their own.
 struct CaseTimes {
     BenchCase what;
     std::vector<std::vector<double>> prefill_seconds;         ///< [rank][repeat]
-    std::vector<std::vector<double>> prefill_gather_seconds;  ///< [rank][repeat]
+    std::vector<std::vector<double>> prefill_gather_seconds;  ///< [rank][1]; of one more run, none of one rank
     std::vector<std::vector<double>> step_seconds;            ///< [rank][step]
-    std::vector<std::vector<double>> gather_seconds;          ///< [rank][step]
+    std::vector<std::vector<double>> gather_seconds;          ///< [rank][step], likewise
 };
 
 /// What the times of one case say.
