@@ -105,7 +105,7 @@ private:
         GenerateOptions o;
         o.ignore_eos = true;
         o.hash = hash;
-        o.prefill_chunk = engine_.options().prefill_chunk;
+        o.prefill_chunk = engine_.shard_plan().prefill_rows;
         return std::make_unique<Generator>(engine_.backend(), engine_.communicator(), engine_.model(), engine_.state(),
                                            engine_.tokenizer(), o);
     }

@@ -55,7 +55,7 @@ struct Options {
     std::int64_t context = 0;                     ///< 0 = chosen from memory
     KvType kv = KvType::bf16;
     bool embedding_on_host = true;
-    std::int64_t prefill_chunk = 256;             ///< rows of one prefill step; does not change the bits
+    std::int64_t prefill_chunk = 0;               ///< rows of one prefill step, 0 = kPrefillRowsCpu or kPrefillRowsGpu (plan.hpp)
     int threads = 0;                              ///< CPU threads a rank, 0 = cores / ranks of this host
     std::optional<bool> hash;                     ///< on in run, off in bench
     bool resume = false, overwrite = false;

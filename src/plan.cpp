@@ -37,7 +37,9 @@ PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& 
     request.context = options.context;
     request.slots = options.batch;
     request.kv = options.kv;
-    request.prefill_rows = options.prefill_chunk;
+    request.prefill_rows = options.prefill_chunk     ? options.prefill_chunk
+                           : options.backend == BackendChoice::cpu ? kPrefillRowsCpu
+                                                                     : kPrefillRowsGpu;
     request.embedding_on_host = options.embedding_on_host;
     return request;
 }

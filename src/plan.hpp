@@ -14,6 +14,10 @@ namespace ftmpi {
 /// card of --hardware and --memory-limit, which mean whole cards; `run` on a GPU asks the device for what is free instead.
 inline constexpr std::uint64_t kGpuFixedBytes = 614ull << 20;  // 0.6 GiB
 
+/// Rows of a prefill step when --prefill-chunk does not say: on GPUs enough that an expert of 256, of which 8 are chosen, gets a
+/// tile's worth of rows; on the CPU few, so that a step's activations stay in the cache.
+inline constexpr std::int64_t kPrefillRowsCpu = 256, kPrefillRowsGpu = 1024;
+
 /// The request that `options` make for these ranks.
 PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks);
 

@@ -179,7 +179,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
                              .ignore_eos = options.ignore_eos,
                              .hash = options.hash.value_or(true),
                              .save_logits = options.save_logits,
-                             .prefill_chunk = options.prefill_chunk,
+                             .prefill_chunk = engine.shard_plan().prefill_rows,
                              .stop_ids = engine.config().stop_ids});
         Generator::Events events;
         events.text = [&](const Request& r, std::string_view text, bool last) { screen.text(r, text, last); };

@@ -101,6 +101,11 @@ says "resumed: "
 expect_code 0 "$ftmpi" verify five.h5 killed.h5
 expect_code 3 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume --max-tokens 3
 
+# --- the README shows the options as --help prints them ---------------------------------------------------------
+"$ftmpi" --help >help.txt
+awk '/^```$/ {on = 0} on {print} /^`ftmpi --help`, whole:/ {wait = 1} wait && /^```$/ {on = 1; wait = 0}' "$root/README.md" >readme.txt
+if diff help.txt readme.txt >/dev/null; then ok; else bad "the README's options are not those of --help"; diff help.txt readme.txt | head -n 5; fi
+
 # --- memory: a rank holds what the plan says --------------------------------------------------------------------
 for np in 1 2; do
     "$mpirun" -np $np "$ftmpi" --model "$model" --prompt "And" --ignore-eos --max-tokens 4000 --output rss.h5 --overwrite --policy even >/dev/null 2>err &

@@ -213,8 +213,8 @@ std::vector<OptionRow> build_table() {
         choice<KvType>(&Options::kv, {{"bf16", KvType::bf16}, {"fp8", KvType::fp8}, {"fp32", KvType::fp32}}));
     add("embedding", "host|device", in_planning, "where the embedding table stays",
         choice<bool>(&Options::embedding_on_host, {{"host", true}, {"device", false}}));
-    add("prefill-chunk", "TOKENS", in_planning, "rows of one prefill step; does not change the bits of exact numerics",
-        integer(&Options::prefill_chunk, 1, 65536));
+    add("prefill-chunk", "TOKENS", in_planning, "rows of one prefill step; 0: 256 on the CPU, 1024 on GPUs; does not change the bits of exact numerics",
+        integer(&Options::prefill_chunk, 0, 65536));
     add("threads", "N", in_planning | per_rank, "CPU threads a rank; the host's cores over its ranks when left out",
         integer(&Options::threads, 1, 1024));
 

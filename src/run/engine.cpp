@@ -116,6 +116,7 @@ ShardPlan Engine::plan_with(const std::vector<std::uint64_t>& scratch, std::int6
         memory.push_back({ranks_[r].available > scratch[r] ? ranks_[r].available - scratch[r] : 0, ranks_[r].gb_per_s,
                           ranks_[r].host + " " + ranks_[r].device.name});
     PlanRequest request = plan_request(options_, memory);
+    if (options_.prefill_chunk == 0) request.prefill_rows = ranks_[0].device.backend == "cpu" ? kPrefillRowsCpu : kPrefillRowsGpu;
     const ModelSizes sizes = inventory_->sizes();
     if (request.context != 0) return make_plan(sizes, request);
     // Unasked, the context need not be larger than anything this run will use, rounded up to a friendly size.
