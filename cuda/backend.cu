@@ -14,6 +14,8 @@
 #include "launch.hpp"
 #include "matrix.hpp"
 #include "read_rate.hpp"
+#include "replay.hpp"
+#include "transfers.hpp"
 
 namespace ftmpi {
 namespace {
@@ -63,7 +65,8 @@ cudaDeviceProp open_device(int device) {
 
 class CudaBackend : public Backend {
 public:
-    explicit CudaBackend(const CudaOptions& options) : properties_(open_device(options.device)), loader_(stream_.get()) {
+    explicit CudaBackend(const CudaOptions& options) : properties_(open_device(options.device)), loader_(stream_.get()),
+          behind_(stream_.get(), options.device), replays_(stream_.get()) {
         card_ = {properties_.multiProcessorCount, properties_.sharedMemPerBlockOptin};
         launch("probe", probe, dim3(1), dim3(1), 0, stream_.get());
         tickets_ = DeviceArray<unsigned>(*this, kTickets, "counters");
@@ -101,6 +104,7 @@ public:
     }
     void copy_in(void* device, const void* host, std::size_t bytes) override {
         if (bytes == 0) return;
+        if (bytes <= SmallCopies::kMost) return small_.in(device, host, bytes, stream_.get());
         FTMPI_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_.get()));
         // Pageable memory has been read when the call returns, page-locked memory may not have been.
         cudaPointerAttributes attributes{};
@@ -108,6 +112,7 @@ public:
         if (attributes.type != cudaMemoryTypeUnregistered) synchronize();
     }
     void copy_out(void* host, const void* device, std::size_t bytes) override {
+        if (bytes && bytes <= SmallCopies::kMost) return small_.out(host, device, bytes, stream_.get());
         if (bytes) FTMPI_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_.get()));
         synchronize();
     }
@@ -116,6 +121,20 @@ public:
     }
     void synchronize() override { FTMPI_CUDA(cudaStreamSynchronize(stream_.get())); }
     Stream stream() const override { return stream_.get(); }
+
+    void* allocate_host(std::size_t bytes, std::string_view what) override {
+        void* p = nullptr;
+        if (bytes) FTMPI_CUDA_ALLOCATE(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), what, bytes);
+        return p;
+    }
+    void release_host(void* p) noexcept override {
+        if (p) cudaFreeHost(p);
+    }
+    std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) override { return behind_.start(host, device, bytes); }
+    void await_copy(std::uint64_t ticket) override { behind_.wait(ticket); }
+    void hold_for_copies() override { behind_.hold(replays_.capturing()); }
+    void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override { replays_.run(owner, key, record); }
+    void forget_replays(const void* owner) noexcept override { replays_.forget(owner); }
 
     std::size_t scratch_bytes(const StepLimits& l) const override {
         return std::max({argmax_scratch(l.rows), delta_net_scratch(l.rows, l.key_heads, l.value_heads, l.key_dim, l.value_dim),
@@ -233,6 +252,7 @@ private:
     }
     void grow(std::size_t bytes) {
         if (bytes <= scratch_.bytes()) return;
+        replays_.clear();  // they use the old one
         scratch_ = DeviceMemory();
         scratch_ = DeviceMemory(bytes, "working memory");
     }
@@ -255,6 +275,9 @@ private:
     bool reserved_ = false;
     Gather gathers_[2];
     std::size_t next_gather_ = 0;
+    SmallCopies small_;
+    CopiesBehind behind_;
+    Replays replays_;
 };
 
 }  // namespace

@@ -146,6 +146,7 @@ public:
     }
 
     std::string transport() const override { return "nccl"; }
+    bool capturable() const override { return true; }
 
 protected:
     std::uint32_t window(std::uint64_t) const override {

@@ -38,6 +38,7 @@ public:
     }
 
     std::string transport() const override { return place_ == MailboxPlace::device ? "peer" : "pinned"; }
+    bool capturable() const override { return true; }
 
     void set_timeout(double seconds) { mailboxes_.timeout_ns = static_cast<std::uint64_t>(std::max(seconds, 1e-3) * 1e9); }
 

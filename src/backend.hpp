@@ -9,7 +9,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -137,6 +139,30 @@ public:
     virtual void synchronize() = 0;
     virtual Stream stream() const = 0;
 
+    /// Host memory that copies to and from the device go through fastest; 64-byte aligned. 0 bytes give null.
+    virtual void* allocate_host(std::size_t bytes, std::string_view) {
+        return bytes ? ::operator new(bytes, std::align_val_t{64}) : nullptr;
+    }
+    virtual void release_host(void* p) noexcept { ::operator delete(p, std::align_val_t{64}); }
+    /// Copies out behind the calls made so far, beside those that follow. `host` is of allocate_host(); it holds the data when
+    /// await_copy() with the number returned has returned. Until then the device memory may only be written by calls that
+    /// follow a hold_for_copies().
+    virtual std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) { copy_out(host, device, bytes); return 0; }
+    /// The host waits for a copy_behind(). From any thread.
+    virtual void await_copy(std::uint64_t) {}
+    /// Calls that follow wait for every copy_behind() started before. Within replay(): before the replay.
+    virtual void hold_for_copies() {}
+
+    /// Runs `record`, or does again what it did when it was run for the same owner and key. So all that it does must be calls of
+    /// this backend and of a communicator that is capturable, which depend on the key alone and on what device memory holds:
+    /// pointers, sizes and Rows::host (but for positions) are the same each time. It does not wait and copies nothing from or to the host.
+    virtual void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) {
+        static_cast<void>(owner), static_cast<void>(key);
+        record();
+    }
+    /// Forgets what replay() keeps of this owner. To be called before anything that its records use goes away.
+    virtual void forget_replays(const void*) noexcept {}
+
     /// Bytes a second of a kernel that only reads, from memory too large for any cache; takes memory for it while it runs.
     /// 0: not known.
     virtual double measure_read_rate() { return 0; }
@@ -207,6 +233,33 @@ public:
 
 private:
     void swap(DeviceArray& o) noexcept {
+        std::swap(backend_, o.backend_);
+        std::swap(count_, o.count_);
+        std::swap(data_, o.data_);
+    }
+    Backend* backend_ = nullptr;
+    std::int64_t count_ = 0;
+    T* data_ = nullptr;
+};
+
+/// Host memory for copies that releases itself; not initialised.
+template <class T>
+class HostArray {
+public:
+    HostArray() = default;
+    HostArray(Backend& backend, std::int64_t count, std::string_view what)
+        : backend_(&backend), count_(count),
+          data_(static_cast<T*>(backend.allocate_host(static_cast<std::size_t>(count) * sizeof(T), what))) {}
+    HostArray(HostArray&& o) noexcept { swap(o); }
+    HostArray& operator=(HostArray&& o) noexcept { swap(o); return *this; }
+    ~HostArray() { if (data_) backend_->release_host(data_); }
+
+    std::span<T> span() const { return {data_, static_cast<std::size_t>(count_)}; }
+    T* data() const { return data_; }
+    std::int64_t size() const { return count_; }
+
+private:
+    void swap(HostArray& o) noexcept {
         std::swap(backend_, o.backend_);
         std::swap(count_, o.count_);
         std::swap(data_, o.data_);

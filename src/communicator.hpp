@@ -35,6 +35,8 @@ public:
     /// One exchange of all `parts`, ordered on `stream`. `name` is the collective's name in messages and timings.
     /// Throws Error(Exit::timed_out) naming it when the deadline passes.
     virtual void all_gather(std::span<const Columns> parts, std::string_view name, Stream stream) = 0;
+    /// True when all_gather() only queues work on its stream, so that Backend::replay() may do it again.
+    virtual bool capturable() const { return size() == 1; }
     /// Host words: all[r * mine.size() + i] = word i of rank r, on every rank. All ranks pass the same count.
     virtual void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view name) = 0;
 

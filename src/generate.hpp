@@ -66,7 +66,7 @@ private:
     struct Ledger;
     void start(const Request& request, int slot, const Events& events);
     void decode(const Events& events);
-    void choose(std::vector<Sequence*> sequences, const float* logits, double seconds, const Events& events);
+    void choose(std::vector<Sequence*> sequences, const float* logits, double begin, const Events& events);
     void finish(Sequence& sequence, std::string reason, std::string error, const Events& events);
     bool synchronize(std::uint64_t token_digest, const Events& events);
     void report_waits(const Sequence& sequence, RequestRecord& record);
@@ -80,7 +80,8 @@ private:
     std::int64_t vocabulary_ = 0, failed_ = 0;
     std::vector<std::uint8_t> masked_host_;
     DeviceArray<std::uint8_t> masked_;
-    DeviceArray<std::int32_t> token_, finite_;
+    DeviceArray<std::int32_t> chosen_;  ///< of a step of n rows: n tokens, then n flags
+    HostArray<float> row_;              ///< logits to sample from
     std::vector<std::unique_ptr<Sequence>> slots_;
     std::unique_ptr<Ledger> ledger_;
     bool stopping_ = false;

@@ -49,25 +49,45 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
         throw Error(Exit::failure, "a step of " + std::to_string(host_rows.size()) + " rows was asked for; the workspace holds " +
                                        std::to_string(max_rows_));
     state_.advance(host_rows);
-    if (sole_ && *sole_ != communicator_.rank()) return wanted.empty() ? nullptr : logits_of_all(wanted.size());
+    if (sole_ && *sole_ != communicator_.rank()) {
+        if (wanted.empty()) return nullptr;
+        backend_.hold_for_copies();
+        return logits_of_all(wanted.size());
+    }
     backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data()};
-    const std::int64_t n = rows.count();
-
     backend_.embed(weights_.embedding(), rows, x_.data());
-    seen("embed", -1, x_.data(), n, config_.hidden);
+    seen("embed", -1, x_.data(), rows.count(), config_.hidden);
+    if (is_decode(rows, wanted))
+        backend_.replay(this, static_cast<std::uint64_t>(rows.count()), [&] { layers(rows, wanted); });
+    else
+        layers(rows, wanted);
+    return wanted.empty() ? nullptr : logits_.data();
+}
+
+/// One token a slot and all logits: then all that is done depends on the number of rows alone.
+bool Model::is_decode(const Rows& rows, Range wanted) const {
+    if (observer_ || !communicator_.capturable() || wanted.begin != 0 || wanted.size() != rows.count()) return false;
+    for (std::size_t r = 1; r < rows.host.size(); ++r)
+        if (rows.host[r].slot <= rows.host[r - 1].slot) return false;
+    return true;
+}
+
+void Model::layers(const Rows& rows, Range wanted) {
+    const std::int64_t n = rows.count();
     for (std::size_t layer = 0; layer < weights_.layers().size(); ++layer) {
         mixer(layer, rows);
         experts(layer, rows);
         seen("hidden", static_cast<int>(layer), x_.data(), n, config_.hidden);
     }
-    if (wanted.empty()) return nullptr;
+    if (wanted.empty()) return;
     backend_.rms_norm(x_.data() + wanted.begin * config_.hidden, weights_.final_norm(), config_.eps, wanted.size(), config_.hidden,
                       normed_.data());
     seen("final_norm", -1, normed_.data(), wanted.size(), config_.hidden);
+    backend_.hold_for_copies();
     const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
     backend_.project({&head, 1}, normed_.data(), wanted.size());
-    return logits_of_all(wanted.size());
+    logits_of_all(wanted.size());
 }
 
 const float* Model::logits_of_all(std::int64_t rows) {

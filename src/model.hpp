@@ -21,10 +21,13 @@ public:
     /// Allocates the workspace of plan.prefill_rows rows. All references must outlive the model.
     Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan, const Weights& weights,
           SequenceState& state);
+    ~Model() { backend_.forget_replays(this); }
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
 
     /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them), gathered:
     /// [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every rank calls this with
-    /// the same arguments.
+    /// the same arguments. When a copy_behind() of the last call's logits may be under way, they are written after it.
     const float* forward(std::span<const Row> rows, Range wanted);
 
     std::int64_t max_rows() const { return max_rows_; }
@@ -37,6 +40,8 @@ public:
     const Routes& routes() const { return routes_; }  ///< of the layer that ran last
 
 private:
+    void layers(const Rows& rows, Range wanted);
+    bool is_decode(const Rows& rows, Range wanted) const;
     void mixer(std::size_t layer, const Rows& rows);
     void experts(std::size_t layer, const Rows& rows);
     const float* logits_of_all(std::int64_t rows);

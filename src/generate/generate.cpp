@@ -51,12 +51,13 @@ Generator::Generator(Backend& backend, Communicator& communicator, Model& model,
     for (std::int64_t id = 0; id < vocabulary_; ++id) masked_host_.push_back(!tokenizer.has(static_cast<std::int32_t>(id)));
     masked_ = DeviceArray<std::uint8_t>(backend, vocabulary_, "token mask");
     backend.copy_in(masked_.data(), masked_host_.data(), masked_host_.size());
-    token_ = DeviceArray<std::int32_t>(backend, state.slots(), "chosen tokens");
-    finite_ = DeviceArray<std::int32_t>(backend, state.slots(), "chosen tokens");
+    chosen_ = DeviceArray<std::int32_t>(backend, 2 * std::int64_t{state.slots()}, "chosen tokens");
     slots_.resize(static_cast<std::size_t>(state.slots()));
     options_.prefill_chunk = std::clamp<std::int64_t>(options_.prefill_chunk, 1, model.max_rows());
     if (communicator.rank() == 0 && (options_.hash || options_.save_logits))
-        ledger_ = std::make_unique<Ledger>(options_.hash, options_.save_logits);
+        ledger_ = std::make_unique<Ledger>(backend, options_.hash, options_.save_logits, vocabulary_,
+                                           std::clamp<std::size_t>(2 * slots_.size(), 8, 64));
+    if (!options_.sampling.greedy()) row_ = HostArray<float>(backend, vocabulary_, "logits in host memory");
 }
 
 Generator::~Generator() = default;
@@ -103,9 +104,7 @@ void Generator::start(const Request& request, int slot, const Events& events) {
             stopping_ = synchronize(0, events);
             continue;
         }
-        backend_.synchronize();
-        sequence.prefill_seconds = now() - begin;
-        choose({&sequence}, logits, sequence.prefill_seconds, events);
+        choose({&sequence}, logits, begin, events);
     }
 }
 
@@ -123,34 +122,32 @@ void Generator::decode(const Events& events) {
     for (std::size_t at = 0; at < rows.size() && !stopping_;) {
         const std::size_t n = std::min(rows.size() - at, static_cast<std::size_t>(model_.max_rows()));
         const float* logits = model_.forward({rows.data() + at, n}, {0, static_cast<std::int64_t>(n)});
-        backend_.synchronize();
         choose({sequences.begin() + static_cast<std::ptrdiff_t>(at), sequences.begin() + static_cast<std::ptrdiff_t>(at + n)}, logits,
-               now() - begin, events);
+               begin, events);
         at += n;
     }
     for (auto& s : slots_)
         if (s && s->finished) s.reset();
 }
 
-void Generator::choose(std::vector<Sequence*> sequences, const float* logits, double seconds, const Events& events) {
+void Generator::choose(std::vector<Sequence*> sequences, const float* logits, double begin, const Events& events) {
     const auto n = static_cast<std::int64_t>(sequences.size());
-    backend_.argmax(logits, n, model_.vocab(), vocabulary_, masked_.data(), token_.data(), finite_.data());
-    std::vector<std::int32_t> token(sequences.size()), finite(sequences.size());
-    backend_.copy_out(token.data(), token_.data(), token.size() * 4);
-    backend_.copy_out(finite.data(), finite_.data(), finite.size() * 4);
+    backend_.argmax(logits, n, model_.vocab(), vocabulary_, masked_.data(), chosen_.data(), chosen_.data() + n);
+    std::vector<std::int32_t> chosen(2 * sequences.size());
+    backend_.copy_out(chosen.data(), chosen_.data(), chosen.size() * 4);
+    const double seconds = now() - begin;
+    const std::span<std::int32_t> token{chosen.data(), sequences.size()}, finite{chosen.data() + sequences.size(), sequences.size()};
     const bool sampled = !options_.sampling.greedy();
 
     std::uint64_t digest = 14695981039346656037u;  // FNV-1a over what this rank chose, compared on all ranks
     for (std::size_t i = 0; i < sequences.size(); ++i) {
         Sequence& s = *sequences[i];
-        std::vector<float> row;
-        if (finite[i] && (sampled || ledger_)) {
-            row.resize(static_cast<std::size_t>(vocabulary_));
-            backend_.copy_out(row.data(), logits + static_cast<std::int64_t>(i) * model_.vocab(), row.size() * 4);
+        const float* row = logits + static_cast<std::int64_t>(i) * model_.vocab();
+        if (finite[i] && sampled) {
+            backend_.copy_out(row_.data(), row, row_.span().size_bytes());
+            token[i] = sample(row_.span(), masked_host_, options_.sampling, static_cast<std::uint64_t>(s.request.index), s.output.size());
         }
-        if (finite[i] && sampled)
-            token[i] = sample(row, masked_host_, options_.sampling, static_cast<std::uint64_t>(s.request.index), s.output.size());
-        if (finite[i] && ledger_) ledger_->push(s.account, std::move(row), masked_host_);
+        if (finite[i] && ledger_) ledger_->push(s.account, row, masked_host_);
         digest = (digest ^ static_cast<std::uint32_t>(token[i])) * 1099511628211u;
         digest = (digest ^ static_cast<std::uint32_t>(finite[i])) * 1099511628211u;
     }
@@ -158,6 +155,7 @@ void Generator::choose(std::vector<Sequence*> sequences, const float* logits, do
 
     for (std::size_t i = 0; i < sequences.size(); ++i) {
         Sequence& s = *sequences[i];
+        if (s.output.empty()) s.prefill_seconds = seconds;
         if (!finite[i] || token[i] < 0) {
             finish(s, "error",
                    !finite[i] ? "a logit of output token " + std::to_string(s.output.size()) + " is not finite"

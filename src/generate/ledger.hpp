@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "../backend.hpp"
 #include "../digest.hpp"
 
 namespace ftmpi {
@@ -25,7 +26,15 @@ struct LogitsAccount {
 
 class LogitsWorker {
 public:
-    LogitsWorker(bool hash, bool keep) : hash_(hash), keep_(keep), thread_([this] { work(); }) {}
+    /// Holds up to `steps` rows of `vocabulary` logits.
+    LogitsWorker(Backend& backend, bool hash, bool keep, std::int64_t vocabulary, std::size_t steps)
+        : backend_(backend), hash_(hash), keep_(keep) {
+        for (std::size_t i = 0; i < steps; ++i) {
+            buffers_.emplace_back(backend, vocabulary, "logits in host memory");
+            free_.push_back(i);
+        }
+        thread_ = std::thread([this] { work(); });
+    }
     ~LogitsWorker() {
         {
             const std::lock_guard lock(mutex_);
@@ -36,12 +45,16 @@ public:
     }
     LogitsWorker(const LogitsWorker&) = delete;
 
-    /// Takes over one step's logits. Blocks only when the worker is far behind, so that memory stays bounded.
-    void push(LogitsAccount& account, std::vector<float> logits, std::span<const std::uint8_t> masked) {
+    /// Takes one row of logits in device memory, which the backend copies behind the loop. Blocks only when the worker is far
+    /// behind, so that memory stays bounded.
+    void push(LogitsAccount& account, const float* logits, std::span<const std::uint8_t> masked) {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return jobs_.size() < 64 || failure_; });
+        changed_.wait(lock, [&] { return !free_.empty() || failure_; });
         rethrow();
-        jobs_.push_back({&account, std::move(logits), masked});
+        const std::size_t buffer = free_.back();
+        free_.pop_back();
+        const auto to = buffers_[buffer].span();
+        jobs_.push_back({&account, buffer, backend_.copy_behind(to.data(), logits, to.size_bytes()), masked});
         changed_.notify_all();
     }
 
@@ -55,7 +68,8 @@ public:
 private:
     struct Job {
         LogitsAccount* account;
-        std::vector<float> logits;
+        std::size_t buffer;
+        std::uint64_t copy;
         std::span<const std::uint8_t> masked;
     };
 
@@ -68,7 +82,7 @@ private:
         for (;;) {
             changed_.wait(lock, [&] { return !jobs_.empty() || end_; });
             if (jobs_.empty()) return;
-            Job job = std::move(jobs_.front());
+            const Job job = jobs_.front();
             jobs_.pop_front();
             busy_ = true;
             lock.unlock();
@@ -80,13 +94,15 @@ private:
                 lock.unlock();
             }
             lock.lock();
+            free_.push_back(job.buffer);
             busy_ = false;
             changed_.notify_all();
         }
     }
 
     void account(const Job& job) {
-        const auto& logits = job.logits;
+        backend_.await_copy(job.copy);
+        const std::span<const float> logits = buffers_[job.buffer].span();
         if (hash_) {
             static_assert(sizeof(float) == 4);
             Digest step;
@@ -109,9 +125,12 @@ private:
         if (keep_) job.account->kept.insert(job.account->kept.end(), logits.begin(), logits.end());
     }
 
+    Backend& backend_;
     bool hash_, keep_, end_ = false, busy_ = false;
     std::mutex mutex_;
     std::condition_variable changed_;
+    std::vector<HostArray<float>> buffers_;
+    std::vector<std::size_t> free_;
     std::deque<Job> jobs_;
     std::exception_ptr failure_;
     std::thread thread_;
