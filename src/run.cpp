@@ -50,13 +50,15 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
 }
 
 /// Refuses requests that the context cannot hold, with the numbers; the others go on.
-void refuse_too_long(std::vector<Request>& requests, const ShardPlan& plan, bool context_asked) {
+void refuse_too_long(std::vector<Request>& requests, const ShardPlan& plan, bool context_asked, std::int64_t model_context) {
     for (Request& r : requests) {
         const auto n = static_cast<std::int64_t>(r.ids.size());
         const bool prompt_fits = n < plan.context;
         if (prompt_fits && (context_asked || n + r.max_tokens <= plan.context)) continue;
         r.refused = "needs " + std::to_string(n) + " prompt tokens and " + std::to_string(r.max_tokens) + " new ones, the context holds " +
-                    std::to_string(plan.context) + (context_asked ? "; raise --context" : "; lower --max-tokens, use --kv fp8 or more memory");
+                    std::to_string(plan.context) + (plan.context >= model_context ? ", all that the model was made for"
+                     : context_asked               ? "; raise --context"
+                                                   : "; lower --max-tokens, use --kv fp8 or more memory");
     }
 }
 
@@ -136,7 +138,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
     std::int64_t longest = 0;
     for (const Request& r : requests) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
     engine.plan(longest);
-    refuse_too_long(requests, engine.shard_plan(), options.context != 0);
+    refuse_too_long(requests, engine.shard_plan(), options.context != 0, engine.config().max_positions);
 
     Screen screen(options, root, requests.size());
     screen.plan(engine);

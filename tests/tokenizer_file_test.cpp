@@ -1,5 +1,7 @@
 // tokenizer.json: what is implemented is read exactly, all else is refused by name. Patterns and merges alone.
 #define BOOST_TEST_MODULE tokenizer_file
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <random>
@@ -65,6 +67,19 @@ BOOST_AUTO_TEST_CASE(files) {
         write_file(directory / "tokenizer.json", text);
         BOOST_TEST(load().find("tokenizer.json") != std::string::npos);
     }
+    // A pipe or a device is refused without waiting for it.
+    const auto file = directory / "tokenizer.json", chat = directory / "chat_template.jinja";
+    std::filesystem::remove(file);
+    BOOST_REQUIRE_EQUAL(::mkfifo(file.c_str(), 0600), 0);
+    BOOST_TEST(load().find("is not a regular file") != std::string::npos);
+    std::filesystem::remove(file);
+    std::filesystem::create_symlink("/dev/zero", chat);
+    const auto tokenizer = TokenizerFile().load();
+    BOOST_TEST(message_of([&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("is not a regular file") !=
+               std::string::npos);
+    std::filesystem::remove(chat);
+    BOOST_TEST(message_of([&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("does not exist") !=
+               std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(options_of_the_model) {

@@ -1,11 +1,10 @@
 // The one shape of chat prompt that this program writes: a single user turn of ChatML.
 #include <algorithm>
 #include <array>
-#include <fstream>
-#include <iterator>
 
 #include "../error.hpp"
 #include "../tokenizer.hpp"
+#include "text_file.hpp"
 #include "utf8.hpp"
 
 namespace ftmpi {
@@ -16,6 +15,7 @@ constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>";
 constexpr std::string_view kThinkOpen = "<think>";
 constexpr std::string_view kThinkClose = "</think>";
+constexpr std::size_t kLargestTemplate = std::size_t{1} << 24;
 
 /// What follows the assistant's header.
 enum class Ending {
@@ -139,10 +139,7 @@ std::string_view trim(std::string_view text) {
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory, std::string_view user,
                                       bool thinking) {
     const auto file = directory / "chat_template.jinja";
-    std::ifstream stream(file, std::ios::binary);
-    if (!stream)
-        throw Error(Exit::bad_input, file.string() + ": cannot be opened", "a chat prompt needs the model's chat template");
-    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    const auto text = read_text_file(file, kLargestTemplate, "a chat prompt needs the model's chat template");
     const auto ending = recognise(skeleton_of(text, file), file);
 
     std::string fault;

@@ -9,6 +9,7 @@
 
 #include "../error.hpp"
 #include "normalizer.hpp"
+#include "text_file.hpp"
 #include "utf8.hpp"
 
 namespace ftmpi {
@@ -118,6 +119,8 @@ private:
     std::array<std::int16_t, 0x144> bytes_;
 };
 
+constexpr std::size_t kLargestFile = std::size_t{1} << 30;
+
 class Reader {
 public:
     explicit Reader(const std::filesystem::path& file) : file_(file.string()) {}
@@ -125,7 +128,8 @@ public:
     TokenizerDefinition read() {
         simdjson::dom::parser parser;
         element document;
-        if (const auto error = parser.load(file_).get(document)) refuse(file_, simdjson::error_message(error));
+        const auto text = read_text_file(file_, kLargestFile, "the folder of a checkpoint holds its tokenizer.json");
+        if (const auto error = parser.parse(text).get(document)) refuse(file_, simdjson::error_message(error));
         const auto root = object_at(document, file_);
         check_keys(root,
                    {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
