@@ -107,6 +107,13 @@ says_once "ftmpi: error"
 says "nowhere.txt"
 absent unlike.h5
 
+# --- only the first rank touches the result: the second one's folder stays empty --------------------------------------
+mkdir ours theirs
+expect_code 0 "$mpirun" -np 1 -wdir "$work/ours" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2 : \
+    -np 1 -wdir "$work/theirs" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2
+present ours/out.h5
+same "$(ls -A theirs)" "" "files of the second rank"
+
 # --- types that do not exist ---------------------------------------------------------------------------------
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --dtype fp16 --output dtype.h5
 says "dtype"
