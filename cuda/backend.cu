@@ -230,6 +230,9 @@ public:
         cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_, scratch(need), stream_.get());
     }
     void add(float* h, const float* y, std::int64_t n) override { cuda::add(h, y, n, stream_.get()); }
+    void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out) override {
+        cuda::add_norm(h, y, weight, eps, rows, width, out, stream_.get());
+    }
     void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
                 std::int32_t* token, std::int32_t* finite) override {
         cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)), stream_.get());

@@ -65,6 +65,9 @@ void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols,
 /// x[t] = table[rows[t].token]
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream);
+/// h += y, then rms_norm of h.
+void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
+              cudaStream_t stream);
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);
 void add(float* h, const float* y, std::int64_t n, cudaStream_t stream);
 

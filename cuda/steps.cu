@@ -25,7 +25,69 @@ __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     }
 }
 
-/// One block a row. Shared memory: the row's chunk values.
+/// The same when kAdd is false, and h += y before it otherwise. One block a row; everything the row needs is asked for at once, and a
+/// thread keeps its 4 * kPer elements until the scale is known. Shared memory: the row in chunks of 36 floats, so that
+/// threads with a chunk each do not meet in a bank; then the segments' sums.
+template <bool kAdd, int kPer>
+__global__ void __launch_bounds__(1024) norm_rows(const float* x, float* h, const float* y, const float* weight, float eps, int width, float* out) {
+    constexpr int kQuads = num::kChunk / 4;
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x), lane = thread % 32;
+    const int quads = width / 4, chunks = (width + num::kChunk - 1) / num::kChunk, segments = (chunks + 15) / 16;
+    auto* tile = reinterpret_cast<float4*>(shared_bytes());
+    auto* sums = reinterpret_cast<float*>(tile + chunks * (kQuads + 1));
+    const std::int64_t first = std::int64_t{blockIdx.x} * quads;
+    float4 v[kPer], w[kPer];
+#pragma unroll
+    for (int p = 0; p < kPer; ++p) {
+        const int i = thread + p * threads;
+        v[p] = w[p] = {0, 0, 0, 0};  // of squares, zeros add nothing
+        if (i >= quads) continue;
+        w[p] = reinterpret_cast<const float4*>(weight)[i];
+        v[p] = reinterpret_cast<const float4*>(kAdd ? h : x)[first + i];
+        if constexpr (kAdd) {
+            const float4 b = reinterpret_cast<const float4*>(y)[first + i];
+            v[p].x = v[p].x + b.x, v[p].y = v[p].y + b.y, v[p].z = v[p].z + b.z, v[p].w = v[p].w + b.w;
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < kPer; ++p) {
+        const int i = thread + p * threads;
+        if (i < chunks * kQuads) tile[i / kQuads * (kQuads + 1) + i % kQuads] = v[p];
+        if (kAdd && i < quads) reinterpret_cast<float4*>(h)[first + i] = v[p];
+    }
+    __syncthreads();
+    if (thread - lane < chunks) {
+        float chunk = 0.0f, segment = 0.0f;
+        if (thread < chunks) {
+            float4 q[kQuads];
+#pragma unroll
+            for (int i = 0; i < kQuads; ++i) q[i] = tile[thread * (kQuads + 1) + i];
+#pragma unroll
+            for (int i = 0; i < kQuads; ++i) {
+                chunk = num::fma(q[i].x, q[i].x, chunk);
+                chunk = num::fma(q[i].y, q[i].y, chunk);
+                chunk = num::fma(q[i].z, q[i].z, chunk);
+                chunk = num::fma(q[i].w, q[i].w, chunk);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) segment = segment + __shfl_sync(kWholeWarp, chunk, (lane & 16) + i);
+        if (lane % 16 == 0 && thread / 16 < segments) sums[thread / 16] = segment;
+    }
+    __syncthreads();
+    float total = 0.0f;
+    for (int s = 0; s < segments; ++s) total = total + sums[s];
+    const float scale = num::rms_scale(total, width, eps);
+#pragma unroll
+    for (int p = 0; p < kPer; ++p) {
+        const int i = thread + p * threads;
+        if (i < quads)
+            reinterpret_cast<float4*>(out)[first + i] = {num::rms_apply(v[p].x, scale, w[p].x), num::rms_apply(v[p].y, scale, w[p].y),
+                                                         num::rms_apply(v[p].z, scale, w[p].z), num::rms_apply(v[p].w, scale, w[p].w)};
+    }
+}
+
+/// Any width. One block a row. Shared memory: the row's chunk values.
 __global__ void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t width, float* y) {
     auto* values = reinterpret_cast<float*>(shared_bytes());
     const int chunks = static_cast<int>((width + num::kChunk - 1) / num::kChunk), segments = (chunks + 15) / 16;
@@ -82,7 +144,65 @@ __global__ void add_single(float* h, const float* y, std::int64_t n) {
     if (i < n) h[i] = h[i] + y[i];
 }
 
-/// One warp a row. Shared memory: the row's logits, then the chosen ids in the order of choice.
+/// A finite logit as a number that is larger for a larger logit; 0 is no logit. -0 counts as +0.
+__device__ std::uint32_t rising_of(float logit) {
+    const std::uint32_t bits = num::bits_of(logit + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ float logit_of(std::uint32_t rising) { return num::float_of(rising & 0x80000000u ? rising ^ 0x80000000u : ~rising); }
+
+/// One warp a row, for at most 32 * kEach experts and 32 choices: lane l keeps logits l, l + 32, ... as rising numbers.
+/// Each choice is a maximum over the warp and the lowest id that has it; then lane i has the i-th choice.
+template <int kEach>
+__global__ void __launch_bounds__(32) route_few(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
+    __shared__ std::uint32_t sorted_id[32], sorted_logit[32];
+    const int lane = static_cast<int>(threadIdx.x);
+    logits += std::int64_t{blockIdx.x} * experts;
+    ids += std::int64_t{blockIdx.x} * top_k;
+    weights += std::int64_t{blockIdx.x} * top_k;
+    std::uint32_t rising[kEach];
+    float x[kEach];
+    bool finite = true;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) x[j] = lane + 32 * j < experts ? logits[lane + 32 * j] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        finite = finite && num::is_finite(x[j]);
+        rising[j] = lane + 32 * j < experts ? rising_of(x[j]) : 0u;
+    }
+    if (!__all_sync(kWholeWarp, finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
+        if (lane == 0) num::route(logits, experts, top_k, ids, weights);
+        return;
+    }
+    std::uint32_t my_id = 0xffffffffu, my_logit = 0, largest = 0;
+    for (int n = 0; n < top_k; ++n) {
+        std::uint32_t best = rising[0];
+        int at = 0;
+#pragma unroll
+        for (int j = 1; j < kEach; ++j)
+            if (rising[j] > best) best = rising[j], at = j;
+        const std::uint32_t top = __reduce_max_sync(kWholeWarp, best), own = static_cast<std::uint32_t>(lane + 32 * at);
+        const std::uint32_t id = __reduce_min_sync(kWholeWarp, best == top ? own : 0xffffffffu);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j)
+            if (id == static_cast<std::uint32_t>(lane + 32 * j)) rising[j] = 0;
+        if (n == 0) largest = top;
+        if (lane == n) my_id = id, my_logit = top;
+    }
+    int place = 0;  // ids rising
+    for (int n = 0; n < top_k; ++n) place += __shfl_sync(kWholeWarp, my_id, n) < my_id;
+    if (lane < top_k) sorted_id[place] = my_id, sorted_logit[place] = my_logit;
+    __syncwarp();
+    const float value = lane < top_k ? num::exp(logit_of(sorted_logit[lane]) - logit_of(largest)) : 0.0f;
+    float total = 0.0f;
+    for (int n = 0; n < top_k; ++n) total = total + __shfl_sync(kWholeWarp, value, n);
+    if (lane < top_k) {
+        ids[lane] = static_cast<std::int32_t>(sorted_id[lane]);
+        weights[lane] = value / total;
+    }
+}
+
+/// Any number of experts. One warp a row. Shared memory: the row's logits, then the chosen ids in the order of choice.
 __global__ void route_rows(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
     auto* values = reinterpret_cast<float*>(shared_bytes());
     auto* chosen = reinterpret_cast<std::int32_t*>(values + experts);
@@ -139,9 +259,7 @@ constexpr int kArgmaxBlocks = 64;
 
 /// A logit and its id as one number: the larger logit is larger, of equal ones the lower id. 0 is no logit.
 __device__ unsigned long long key_of(float logit, std::int64_t id) {
-    const std::uint32_t bits = num::bits_of(logit + 0.0f);  // -0 becomes +0
-    const std::uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (static_cast<unsigned long long>(rising) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id));
+    return (static_cast<unsigned long long>(rising_of(logit)) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id));
 }
 
 struct Found {
@@ -205,6 +323,20 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     }
 }
 
+/// False when the width or an address does not suit the fast form.
+template <bool kAdd>
+bool norm_fast(const float* x, float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
+               cudaStream_t stream) {
+    const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+    if (width % 4 || width > 8192 || width == 0 || (address(x) | address(h) | address(y) | address(weight) | address(out)) % 16) return false;
+    const std::int64_t chunks = (width + num::kChunk - 1) / num::kChunk, quads = chunks * (num::kChunk / 4);
+    const auto bytes = static_cast<std::size_t>(chunks * (num::kChunk + 4) + (chunks + 15) / 16) * sizeof(float);
+    const auto threads = static_cast<unsigned>(std::min<std::int64_t>((quads + 31) / 32 * 32, 1024));
+    launch("rms_norm", quads <= 1024 ? norm_rows<kAdd, 1> : norm_rows<kAdd, 2>, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes,
+           stream, x, h, y, weight, eps, static_cast<int>(width), out);
+    return true;
+}
+
 }  // namespace
 
 void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream) {
@@ -218,14 +350,27 @@ void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t str
 }
 
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream) {
+    if (norm_fast<false>(x, nullptr, nullptr, weight, eps, rows, width, y, stream)) return;
     const std::int64_t chunks = (width + num::kChunk - 1) / num::kChunk;
     const auto bytes = static_cast<std::size_t>(chunks + (chunks + 15) / 16) * sizeof(float);
     launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, x, weight, eps, width, y);
 }
 
+void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
+              cudaStream_t stream) {
+    if (norm_fast<true>(nullptr, h, y, weight, eps, rows, width, out, stream)) return;
+    add(h, y, rows * width, stream);
+    rms_norm(h, weight, eps, rows, width, out, stream);
+}
+
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
     const int k = routes.top_k;
     if (k < 1 || k > experts) throw Error(Exit::failure, "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
+    if (experts <= 512 && k <= 32) {
+        launch("route", experts <= 256 ? route_few<8> : route_few<16>, dim3(static_cast<unsigned>(rows)), dim3(32), 0, stream, logits,
+               experts, k, routes.experts, routes.weights);
+        return;
+    }
     const auto bytes = static_cast<std::size_t>(experts + k) * 4;
     launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts, k, routes.experts, routes.weights);
 }

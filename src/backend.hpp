@@ -209,6 +209,11 @@ public:
                               std::int64_t stride) = 0;
     /// h += y, n elements.
     virtual void add(float* h, const float* y, std::int64_t n) = 0;
+    /// h += y, then out[t] = rms_norm of h[t]: add() and rms_norm() in one.
+    virtual void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out) {
+        add(h, y, rows * width);
+        rms_norm(h, weight, eps, rows, width, out);
+    }
     /// token[t] = id of the largest logit among ids below `ids` whose `masked` byte is 0 (lowest id on a tie);
     /// finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device pointers.
     virtual void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,

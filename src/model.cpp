@@ -75,14 +75,25 @@ bool Model::is_decode(const Rows& rows, Range wanted) const {
 
 void Model::layers(const Rows& rows, Range wanted) {
     const std::int64_t n = rows.count();
-    for (std::size_t layer = 0; layer < weights_.layers().size(); ++layer) {
+    const std::size_t count = weights_.layers().size();
+    // A norm follows each sum, so both are done in one; only the last norm may be of some of the rows.
+    const bool all = wanted.size() == n;
+    const auto norm_of = [&](std::size_t layer) { return layer < count ? weights_.layers()[layer].input_norm.data() : weights_.final_norm(); };
+    backend_.rms_norm(x_.data(), norm_of(0), config_.eps, n, config_.hidden, normed_.data());
+    for (std::size_t layer = 0; layer < count; ++layer) {
         mixer(layer, rows);
+        backend_.add_norm(x_.data(), out_.data(), weights_.layers()[layer].post_norm.data(), config_.eps, n, config_.hidden, normed_.data());
         experts(layer, rows);
+        if (layer + 1 < count || all)
+            backend_.add_norm(x_.data(), down_.data(), norm_of(layer + 1), config_.eps, n, config_.hidden, normed_.data());
+        else
+            backend_.add(x_.data(), down_.data(), n * config_.hidden);
         seen("hidden", static_cast<int>(layer), x_.data(), n, config_.hidden);
     }
     if (wanted.empty()) return;
-    backend_.rms_norm(x_.data() + wanted.begin * config_.hidden, weights_.final_norm(), config_.eps, wanted.size(), config_.hidden,
-                      normed_.data());
+    if (!all)
+        backend_.rms_norm(x_.data() + wanted.begin * config_.hidden, weights_.final_norm(), config_.eps, wanted.size(), config_.hidden,
+                          normed_.data());
     seen("final_norm", -1, normed_.data(), wanted.size(), config_.hidden);
     backend_.hold_for_copies();
     const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
@@ -103,7 +114,6 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
     const bool attends = w.kind == LayerKind::attention;
     const std::int64_t n = rows.count(), width = attends ? std::int64_t{config_.query_heads} * config_.head_dim : config_.value_channels();
 
-    backend_.rms_norm(x_.data(), w.input_norm.data(), config_.eps, n, config_.hidden, normed_.data());
     if (!units.empty() && attends) {
         const Projection in[] = {{w.q.get(), qg_.data(), w.q->rows}, {w.k.get(), k_.data(), w.k->rows}, {w.v.get(), v_.data(), w.v->rows}};
         backend_.project(in, normed_.data(), n);
@@ -126,7 +136,6 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
     const Columns hidden{out_.data(), n, config_.hidden, cut.out};
     if (!plan_.out_replicated) gather("output projection", {&hidden, 1});
     seen("mixer", static_cast<int>(layer), out_.data(), n, config_.hidden);
-    backend_.add(x_.data(), out_.data(), n * config_.hidden);
 }
 
 void Model::experts(std::size_t layer, const Rows& rows) {
@@ -134,7 +143,6 @@ void Model::experts(std::size_t layer, const Rows& rows) {
     const LayerCut& cut = plan_.layers[layer];
     const std::int64_t n = rows.count(), width = config_.expert_width, shared_width = config_.shared_width;
 
-    backend_.rms_norm(x_.data(), w.post_norm.data(), config_.eps, n, config_.hidden, normed_.data());
     const Projection gates[] = {{w.router.get(), router_.data(), config_.experts}, {w.shared_gate.get(), shared_gate_.data(), 1}};
     backend_.project(gates, normed_.data(), n);
     seen("router", static_cast<int>(layer), router_.data(), n, config_.experts);
@@ -150,7 +158,6 @@ void Model::experts(std::size_t layer, const Rows& rows) {
     const Columns hidden{down_.data(), n, config_.hidden, cut.down};
     gather("down projection", {&hidden, 1});
     seen("moe", static_cast<int>(layer), down_.data(), n, config_.hidden);
-    backend_.add(x_.data(), down_.data(), n * config_.hidden);
 }
 
 void Model::gather(std::string_view name, std::span<const Columns> parts) {

@@ -42,6 +42,7 @@ public:
 private:
     void layers(const Rows& rows, Range wanted);
     bool is_decode(const Rows& rows, Range wanted) const;
+    // Both take x_ normed in normed_.
     void mixer(std::size_t layer, const Rows& rows);
     void experts(std::size_t layer, const Rows& rows);
     const float* logits_of_all(std::int64_t rows);
