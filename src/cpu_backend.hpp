@@ -20,6 +20,8 @@ bool supported(Simd simd);
 /// Error(Exit::usage) when that is unknown or not supported here.
 Simd default_simd();
 
+class Threads;
+
 namespace cpu {
 struct Kernels;
 struct TileView;
@@ -103,6 +105,7 @@ private:
     std::vector<Sequence> sequences(const Rows& rows) const;
 
     int threads_;
+    std::unique_ptr<Threads> pool_;
     Simd simd_;
     const cpu::Kernels& kernels_;
     std::mutex mutex_;

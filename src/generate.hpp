@@ -60,6 +60,8 @@ public:
 
     std::int64_t vocabulary() const { return vocabulary_; }  ///< ids the logits hash covers: [0, vocabulary)
     std::int64_t failed() const { return failed_; }          ///< requests that ended with an error
+    std::int64_t decoded() const { return decoded_; }        ///< tokens made by decode steps (each prompt's first is prefill's)
+    double decode_seconds() const { return decode_seconds_; }  ///< wall time of all decode steps
 
 private:
     struct Sequence;
@@ -77,7 +79,8 @@ private:
     SequenceState& state_;
     const Tokenizer& tokenizer_;
     GenerateOptions options_;
-    std::int64_t vocabulary_ = 0, failed_ = 0;
+    std::int64_t vocabulary_ = 0, failed_ = 0, decoded_ = 0;
+    double decode_seconds_ = 0;
     std::vector<std::uint8_t> masked_host_;
     DeviceArray<std::uint8_t> masked_;
     DeviceArray<std::int32_t> chosen_;  ///< of a step of n rows: n tokens, then n flags

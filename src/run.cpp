@@ -81,7 +81,7 @@ double median(std::vector<double> v) {
 
 /// Figures over all requests of this run.
 struct Tally {
-    std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
+    std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0, decoded = 0;
     double prefill_seconds = 0, decode_seconds = 0;
     std::vector<double> steps;
 
@@ -90,10 +90,7 @@ struct Tally {
         prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
         output_tokens += static_cast<std::int64_t>(r.output_ids.size());
         prefill_seconds += r.prefill_seconds;
-        for (std::size_t i = 1; i < r.step_seconds.size(); ++i) {
-            steps.push_back(r.step_seconds[i]);
-            decode_seconds += r.step_seconds[i];
-        }
+        if (!r.step_seconds.empty()) steps.insert(steps.end(), r.step_seconds.begin() + 1, r.step_seconds.end());
     }
 };
 
@@ -108,9 +105,8 @@ SummaryRecord summary_of(const Tally& t, const Engine& engine, double wall_secon
     put("decode_seconds", t.decode_seconds);
     put("wall_seconds", wall_seconds);
     if (!t.steps.empty()) {
-        const double m = median(t.steps);
-        put("decode_step_median_seconds", m);
-        put("decode_tokens_per_second", m > 0 ? static_cast<double>(engine.shard_plan().slots) / m : 0);
+        put("decode_step_median_seconds", median(t.steps));
+        put("decode_tokens_per_second", t.decode_seconds > 0 ? static_cast<double>(t.decoded) / t.decode_seconds : 0);
     }
     for (std::size_t r = 0; r < engine.reads().size(); ++r) {
         put("rank" + std::to_string(r) + "_checkpoint_cut_bytes", static_cast<double>(engine.reads()[r].cut));
@@ -194,6 +190,8 @@ Exit run_command(const Options& options, mpi::Session& session) {
         events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
         end = generator.run(open, events);
         failed = generator.failed();
+        tally.decoded = generator.decoded();
+        tally.decode_seconds = generator.decode_seconds();
     } catch (const Error& e) {
         session.abort(e);
     } catch (const std::bad_alloc&) {

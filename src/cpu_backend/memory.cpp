@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
 #include "kernels.hpp"
+#include "threads.hpp"
 
 namespace ftmpi {
 namespace {
@@ -75,6 +77,7 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, std::optional<Simd> simd)
 
 CpuBackend::CpuBackend(int threads, Simd simd) : threads_(threads), simd_(simd), kernels_(kernels_of(simd)) {
     if (threads < 1) throw Error(Exit::usage, "the CPU backend needs at least 1 thread, not " + std::to_string(threads));
+    pool_ = std::make_unique<Threads>(threads);
     check_denormals();
 }
 
@@ -83,14 +86,10 @@ CpuBackend::~CpuBackend() {
 }
 
 void CpuBackend::check_denormals() {
-    int flushing = 0;
-    const auto check = [] { return (_mm_getcsr() & 0x8040u) != 0; };  // flush to zero, denormals are zero
-    if (threads_ == 1) {
-        flushing = check();
-    } else {
-#pragma omp parallel num_threads(threads_) reduction(+ : flushing)
-        flushing += check();
-    }
+    std::atomic<bool> flushing = false;
+    pool_->run([&](int) {
+        if (_mm_getcsr() & 0x8040u) flushing = true;  // flush to zero, denormals are zero
+    });
     if (flushing)
         throw Error(Exit::failure, "a thread flushes denormal numbers to zero, which would change results",
                     "a library built with -ffast-math was probably loaded; remove it (LD_PRELOAD?)");

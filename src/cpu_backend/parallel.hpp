@@ -1,9 +1,8 @@
 // How the CPU backend spreads a step over its threads. Which thread does what never changes a bit: no sum crosses tasks.
 #pragma once
 
-#include <omp.h>
-
 #include "../cpu_backend.hpp"
+#include "threads.hpp"
 
 namespace ftmpi {
 
@@ -16,8 +15,10 @@ void CpuBackend::parallel(std::int64_t count, double work, Task task) {
         for (std::int64_t i = 0; i < count; ++i) task(i, 0);
         return;
     }
-#pragma omp parallel for schedule(static) num_threads(threads_)
-    for (std::int64_t i = 0; i < count; ++i) task(i, omp_get_thread_num());
+    pool_->run([&](int thread) {
+        const std::int64_t end = count * (thread + 1) / threads_;
+        for (std::int64_t i = count * thread / threads_; i < end; ++i) task(i, thread);
+    });
 }
 
 }  // namespace ftmpi

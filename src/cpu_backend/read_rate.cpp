@@ -1,6 +1,4 @@
 // The rate at which this backend's threads can read memory, for the roofline of a measurement.
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -8,6 +6,7 @@
 
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
+#include "threads.hpp"
 
 namespace ftmpi {
 namespace {
@@ -25,9 +24,7 @@ double CpuBackend::measure_read_rate() {
     // The first pass writes, so that pages exist, and are near the threads that read them.
     for (int pass = -1; pass < kPasses; ++pass) {
         const auto begin = std::chrono::steady_clock::now();
-#pragma omp parallel num_threads(threads_)
-        {
-            const std::int64_t thread = omp_get_thread_num();
+        pool_->run([&](int thread) {
             std::uint64_t* p = memory.data() + thread * piece;
             if (pass < 0) {
                 for (std::int64_t i = 0; i < piece; ++i) p[i] = static_cast<std::uint64_t>(i + thread);
@@ -37,7 +34,7 @@ double CpuBackend::measure_read_rate() {
                     for (std::size_t j = 0; j < 8; ++j) part[j] += p[i + static_cast<std::int64_t>(j)];
                 sums[static_cast<std::size_t>(thread)] = std::accumulate(part, part + 8, std::uint64_t{0});
             }
-        }
+        });
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
         if (pass >= 0) best = std::max(best, static_cast<double>(piece * 8 * threads_) / spent.count());
     }

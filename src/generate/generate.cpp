@@ -136,6 +136,10 @@ void Generator::choose(std::vector<Sequence*> sequences, const float* logits, do
     std::vector<std::int32_t> chosen(2 * sequences.size());
     backend_.copy_out(chosen.data(), chosen_.data(), chosen.size() * 4);
     const double seconds = now() - begin;
+    if (!sequences[0]->output.empty()) {
+        decode_seconds_ += seconds;
+        decoded_ += n;
+    }
     const std::span<std::int32_t> token{chosen.data(), sequences.size()}, finite{chosen.data() + sequences.size(), sequences.size()};
     const bool sampled = !options_.sampling.greedy();
 

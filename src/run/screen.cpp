@@ -97,15 +97,16 @@ void Screen::finished(const RequestRecord& r) const {
 
 void Screen::summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const {
     if (!shown_) return;
-    double rate = 0, tokens = 0, prefill = 0, prompt = 0;
+    double rate = 0, tokens = 0, prefill = 0, prompt = 0, step = 0;
     for (const auto& [name, value] : summary.values) {
         if (name == "decode_tokens_per_second") rate = value;
+        if (name == "decode_step_median_seconds") step = value;
         if (name == "output_tokens") tokens = value;
         if (name == "prefill_seconds") prefill = value;
         if (name == "prompt_tokens") prompt = value;
     }
-    std::fprintf(stderr, "%.0f tokens made, decode %.1f tokens/s (median step, hashing %s), prefill %.1f tokens/s\n", tokens, rate,
-                 options_.hash.value_or(true) ? "on" : "off", prefill > 0 ? prompt / prefill : 0);
+    std::fprintf(stderr, "%.0f tokens made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n", tokens, rate,
+                 step * 1e3, options_.hash.value_or(true) ? "on" : "off", prefill > 0 ? prompt / prefill : 0);
     if (interrupted)
         std::fprintf(stderr, "interrupted: finished requests are saved, %lld are left; run again with --resume\n", static_cast<long long>(left));
     std::fprintf(stderr, "results: %s\n", file.c_str());

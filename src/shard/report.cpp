@@ -221,8 +221,9 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
                         number(plan.exchange_seconds * 1e6, 1) + " us") +
                 "\n";
     }
-    text += "\nCapacity: " + std::to_string(plan.context_capacity) + " tokens a sequence, " +
-            std::to_string(plan.context_capacity * plan.slots) + " in all\n";
+    text += "\nCapacity: the caches could hold " + std::to_string(plan.context_capacity) + " tokens a sequence, " +
+            std::to_string(plan.context_capacity * plan.slots) + " in all; this model takes sequences of up to " +
+            std::to_string(sizes.config.max_positions) + "\n";
     for (const auto& note : plan.notes) text += wrapped("- " + note) + "\n";
     return text;
 }
