@@ -69,30 +69,34 @@ void check_route(Backend& cpu, Backend& gpu, Random& r, Tally& tally, std::int64
 
 /// A recorded step must do on new contents of its memory what the plain calls do; its copies out must be of their own step.
 void check_replay(Backend& cpu, Backend& gpu, Random& r, Tally& tally) {
-    constexpr std::int64_t kRows = 2, kWidth = 250'000, kSteps = 12;  // a copy takes longer than a step
+    // A copy takes many times as long as a step, so that it is caught when the next step does not wait for it.
+    constexpr std::int64_t kRows = 2, kBig = 4'000'000, kSteps = 12;
     const auto w = random_activations(r, 1, 2048);
     std::vector<std::vector<float>> steps;
     for (int s = 0; s < kSteps; ++s) steps.push_back(random_activations(r, kRows, 2048));
-    std::vector<float> results[2];
+    std::vector<float> results[2], ramp;
+    for (std::int64_t i = 0; i < kBig; ++i) ramp.push_back(static_cast<float>(i % 1000));
     for (int side = 0; side < 2; ++side) {
         Backend& b = side ? gpu : cpu;
         const int owner = 0, other = 0;
+        auto each = upload(b, ramp);
         auto weight = upload(b, w);
         DeviceArray<float> in(b, kRows * 2048, "check"), sum(b, kRows * 2048, "check"), normed(b, kRows * 2048, "check"),
-            big(b, kRows * kWidth, "check");
+            big(b, kBig, "check");
         std::vector<HostArray<float>> copies;
         std::vector<std::uint64_t> tickets;
+        for (int s = 0; s < kSteps; ++s) copies.emplace_back(b, kBig, "check");
         for (int s = 0; s < kSteps; ++s) {
             b.copy_in(in.data(), steps[static_cast<std::size_t>(s)].data(), in.bytes());
             const auto step = [&](std::int64_t rows) {
                 b.add_norm(sum.data(), in.data(), weight.data(), kEps, rows, 2048, normed.data());
                 b.hold_for_copies();
-                for (std::int64_t at = 0; at + 2048 <= kWidth; at += 2048) b.add(big.data() + at, normed.data(), 2048);
+                b.add(big.data(), each.data(), kBig);
+                b.add(big.data() + kBig - rows * 2048, normed.data(), rows * 2048);
             };
             if (s % 3 == 2) b.replay(&other, 1, [&] { step(1); });
             else b.replay(&owner, 2, [&] { step(kRows); });
-            copies.emplace_back(b, kRows * kWidth, "check");
-            tickets.push_back(b.copy_behind(copies.back().data(), big.data(), big.bytes()));
+            tickets.push_back(b.copy_behind(copies[static_cast<std::size_t>(s)].data(), big.data(), big.bytes()));
             if (s == 8) b.forget_replays(&owner);
         }
         for (int s = 0; s < kSteps; ++s) {
