@@ -52,12 +52,12 @@ std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, 
 }
 
 void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream) {
+               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast) {
     if (rows.count() == 0 || t.query_heads == 0) return;
     check_step(t, rows);
     int most_heads = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
-    if (most_heads <= kMostStepHeads && one_row_a_slot(rows)) {
+    if (!fast && most_heads <= kMostStepHeads && one_row_a_slot(rows)) {
         attention_step(t, rows, qg, k, v, out, stride, scratch, stream);
         return;
     }
@@ -66,7 +66,7 @@ void attention(const Attention& t, const Rows& rows, const float* qg, const floa
         launch("write_cache", write_cache<type()>, dim3(static_cast<unsigned>((vectors + kWarps - 1) / kWarps)),
                dim3(kWarps * 32), 0, stream, t, rows.device, rows.count(), k, v);
     });
-    attention_tiles(t, rows, qg, out, stride, stream);
+    (fast ? attention_fast_tiles : attention_tiles)(t, rows, qg, out, stride, stream);
 }
 
 }  // namespace ftmpi::cuda

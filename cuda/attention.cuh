@@ -163,6 +163,9 @@ void attention_step(const Attention& attention, const Rows& rows, const float* q
 /// Any rows; their keys and values are in the cache.
 void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out, std::int64_t stride,
                      cudaStream_t stream);
+/// The same with fast numerics.
+void attention_fast_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out, std::int64_t stride,
+                          cudaStream_t stream);
 
 /// Calls f with the cache's type as a constant.
 template <class F>

@@ -174,6 +174,8 @@ public:
         return table;
     }
 
+    void set_fast(bool fast) override { fast_ = fast; }
+
     void embed(const Matrix& matrix, const Rows& rows, float* x) override {
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
         if (!table) throw Error(Exit::failure, "a matrix that is no lookup table was given to embed");
@@ -204,7 +206,7 @@ public:
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
         const std::int64_t cols = to.empty() ? 0 : to[0].matrix->cols;
-        cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get());
+        cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get(), fast_);
     }
     void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a, float* out,
                    std::int64_t stride) override {
@@ -214,7 +216,7 @@ public:
     void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
                    std::int64_t stride) override {
         const auto need = attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity);
-        cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get());
+        cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_);
     }
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
         cuda::route(logits, rows, experts, routes, stream_.get());
@@ -275,7 +277,7 @@ private:
     Loader loader_;
     DeviceArray<unsigned> tickets_;
     DeviceMemory scratch_;
-    bool reserved_ = false;
+    bool reserved_ = false, fast_ = false;
     Gather gathers_[2];
     std::size_t next_gather_ = 0;
     SmallCopies small_;

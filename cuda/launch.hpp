@@ -39,15 +39,15 @@ std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads,
 void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
                float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream);
 
-/// `capacity` is that of a slot of the cache.
+/// `capacity` is that of a slot of the cache. `fast`: Backend::set_fast().
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
 void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream);
+               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast = false);
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
-             cudaStream_t stream);
+             cudaStream_t stream, bool fast = false);
 std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols);
 void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
                 std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,

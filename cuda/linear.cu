@@ -4,10 +4,12 @@
 // Bytes: every weight once per four input rows. One matrix-row set of 8192x2048 FP8 is 16.8 MB, 3.7 us at 4.5 TB/s.
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "chunk_dot.hpp"
 #include "launch.hpp"
 #include "tiles.hpp"
+#include "tiles_fast.hpp"
 
 namespace ftmpi::cuda {
 namespace {
@@ -165,14 +167,22 @@ void project_many(std::span<const Projection> to, const float* x, std::int64_t r
 }  // namespace
 
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
-    return rows < kManyRows ? 0 : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
+    const std::size_t coded = rows < kManyRows ? 0 : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
+    return std::max(coded, fast_tiles_scratch(rows, cols));
 }
 
-void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream) {
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
+             cudaStream_t stream, bool fast) {
     if (to.empty() || rows == 0) return;
     const std::int64_t cols = to[0].matrix->cols;
     for (const Projection& p : to)
         if (p.matrix->cols != cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+    if (fast) {  // however few the rows are; 4-bit weights have exact tensor cores of their own
+        std::vector<Projection> floating, coded;
+        for (const Projection& p : to) (is_4bit(p.matrix->format) ? coded : floating).push_back(p);
+        if (!floating.empty()) fast_tiles(floating, x, rows, cols, scratch, stream);
+        return project(coded, x, rows, card, scratch, stream);
+    }
     if (rows >= kManyRows) return project_many(to, x, rows, cols, scratch, stream);
     for (std::size_t begin = 0; begin < to.size(); begin += kMatrices) {
         const auto part = to.subspan(begin, std::min<std::size_t>(kMatrices, to.size() - begin));

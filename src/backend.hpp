@@ -180,6 +180,11 @@ public:
     /// A lookup table [rows][cols] of bf16 that stays in host memory (the mapped file) or is copied to the device.
     virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) = 0;
 
+    /// True: project() and attention() of the calls that follow may round activations to bf16 and use tensor cores for floating
+    /// weights, keys and values. A row's result then still does not depend on the other rows of the step or the matrix, and is
+    /// the same on backends of one kind. A backend without such a way stays exact.
+    virtual void set_fast(bool) {}
+
     // --- steps of the model -------------------------------------------------------------------------------
     /// x[t] = table[rows[t].token]
     virtual void embed(const Matrix& table, const Rows& rows, float* x) = 0;

@@ -57,6 +57,7 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
     backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data()};
     backend_.embed(weights_.embedding(), rows, x_.data());
+    fast_step_ = fast_prefill_ && wanted.size() < rows.count();
     seen("embed", -1, x_.data(), rows.count(), config_.hidden);
     if (is_decode(rows, wanted))
         backend_.replay(this, static_cast<std::uint64_t>(rows.count()), [&] { layers(rows, wanted); });
@@ -112,6 +113,7 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
     const LayerCut& cut = plan_.layers[layer];
     const Range units = cut.mixer[rank_], own = mixer_columns_[layer][rank_];
     const bool attends = w.kind == LayerKind::attention;
+    backend_.set_fast(fast_step_);
     const std::int64_t n = rows.count(), width = attends ? std::int64_t{config_.query_heads} * config_.head_dim : config_.value_channels();
 
     if (!units.empty() && attends) {
@@ -133,6 +135,7 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
 
     const Projection out{w.out.get(), out_.data() + cut.out[rank_].begin, config_.hidden};
     backend_.project({&out, 1}, mixed_.data(), n);
+    backend_.set_fast(false);
     const Columns hidden{out_.data(), n, config_.hidden, cut.out};
     if (!plan_.out_replicated) gather("output projection", {&hidden, 1});
     seen("mixer", static_cast<int>(layer), out_.data(), n, config_.hidden);

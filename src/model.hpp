@@ -30,6 +30,9 @@ public:
     /// the same arguments. When a copy_behind() of the last call's logits may be under way, they are written after it.
     const float* forward(std::span<const Row> rows, Range wanted);
 
+    /// Fast numerics, for steps of which not all rows' logits are wanted: the mixers. Router, experts and head stay exact.
+    void set_fast_prefill(bool fast) { fast_prefill_ = fast; }
+
     std::int64_t max_rows() const { return max_rows_; }
     std::int64_t vocab() const { return config_.vocab; }
 
@@ -66,6 +69,7 @@ private:
     DeviceArray<std::int32_t> expert_ids_;
     DeviceArray<float> expert_weights_;
     Routes routes_;
+    bool fast_prefill_ = false, fast_step_ = false;
     Observer observer_;
 };
 

@@ -196,6 +196,7 @@ void Engine::load() {
         });
         state_.emplace(*place_.backend, config_, plan_, session_.rank());
         model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
+        model_->set_fast_prefill(options_.numerics == Numerics::fast);
         place_.backend->synchronize();
     });
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
