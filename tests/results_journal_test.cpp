@@ -52,8 +52,8 @@ BOOST_AUTO_TEST_CASE(killed_while_the_file_is_made) {
     Folder folder;
     leave_journal(folder.file, 4);
     const std::string journal = bytes_of(folder.journal);
-    // Between the flush and the rename: a whole .part beside the journal.
-    write_bytes(folder.path / "out.h5.part", "half of a file");
+    // While the requests are written, at any moment: what the kill leaves begins as an HDF5 file and is replaced.
+    write_bytes(folder.path / "out.h5.part", "\x89HDF\r\n\x1a\nhalf of a file");
     BOOST_TEST(recover_results(folder.file) == 4);
     BOOST_TEST(folder.list() == "out.h5");
     // Between the rename and the removal of the journal: nothing is to do but that.

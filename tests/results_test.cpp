@@ -2,6 +2,7 @@
 #define BOOST_TEST_MODULE results
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cstdio>
@@ -236,8 +237,8 @@ BOOST_AUTO_TEST_CASE(files_that_are_no_results) {
     const std::string whole = bytes_of(folder.file);
     for (const std::size_t cut : {std::size_t{8}, std::size_t{96}, std::size_t{1000}, whole.size() / 2, whole.size() - 49}) {
         write_bytes(folder.file, whole.substr(0, cut));
-        refused(folder.file, {"out.h5", "cannot be opened as an HDF5 file"});
-        check_error(Exit::bad_input, {"out.h5"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        refused(folder.file, {"out.h5", "SHA-256", "is truncated"});
+        check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     }
 }
 
@@ -249,12 +250,99 @@ BOOST_AUTO_TEST_CASE(a_damaged_file_is_refused_before_hdf5_reads_it) {
         std::string changed = whole;
         changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
         write_bytes(folder.file, changed);
-        if (at >= whole.size() - 48 && at < whole.size() - 32) continue;  // what says that a seal follows
-        check_error(Exit::bad_input, {"is damaged"}, [&] { read_results(folder.file); });
+        const bool in_mark = at >= whole.size() - 48 && at < whole.size() - 32;  // what says that a seal follows
+        check_error(Exit::bad_input, {in_mark ? "is truncated" : "is damaged"}, [&] { read_results(folder.file); });
     }
-    // Tools that rewrite a file drop the seal, which is no reason to refuse it.
+    // All that HDF5 wrote, without the seal: not given to the library, which cannot tell whether bytes inside are right.
     write_bytes(folder.file, whole.substr(0, whole.size() - 48));
-    BOOST_TEST(read_results(folder.file).requests.size() == 3u);
+    check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { read_results(folder.file); });
+    check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    BOOST_TEST(folder.list() == "out.h5");
+}
+
+BOOST_AUTO_TEST_CASE(overwrite_replaces_results_only) {
+    Folder folder;
+    for (const std::string mine : {"my own notes, longer than a signature\n", "short", ""}) {
+        write_bytes(folder.file, mine);
+        check_error(Exit::usage, {"out.h5: is not an HDF5 file"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::overwrite); });
+        BOOST_TEST(bytes_of(folder.file) == mine);
+        BOOST_TEST(folder.list() == "out.h5");
+    }
+    fs::remove(folder.file);
+    leave_journal(folder.file, 2);
+    const std::string journal = bytes_of(folder.journal);
+    write_bytes(folder.file, "mine");
+    check_error(Exit::usage, {"out.h5: is not an HDF5 file"}, [&] { recover_results(folder.file, true); });
+    check_error(Exit::usage, {"out.h5: is not an HDF5 file"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    BOOST_TEST(bytes_of(folder.file) == "mine");
+    BOOST_TEST((bytes_of(folder.journal) == journal));
+    // Put there during a run that may replace the result that was there before.
+    fs::remove(folder.file);
+    BOOST_TEST(recover_results(folder.file) == 2);
+    ResultFile results(folder.file, sample_run(), Existing::overwrite);
+    results.append(sample_request(0));
+    write_bytes(folder.file, "mine");
+    check_error(Exit::usage, {"out.h5: is not an HDF5 file", "recover"}, [&] { results.finish({}); });
+    BOOST_TEST(bytes_of(folder.file) == "mine");
+    BOOST_TEST(folder.list() == "out.h5 out.h5.journal");
+}
+
+BOOST_AUTO_TEST_CASE(what_has_the_name_of_the_part_is_not_touched) {
+    Folder folder;
+    const fs::path part = folder.path / "out.h5.part", other = folder.path / "other.h5";
+    write_run(other, 1);
+    const std::string result = bytes_of(other);
+    leave_journal(folder.file, 1);
+    const std::string journal = bytes_of(folder.journal);
+    fs::remove(folder.journal);
+    const auto refused = [&](const std::string& words) {
+        for (const Existing existing : {Existing::refuse, Existing::overwrite, Existing::resume})
+            check_error(Exit::usage, {"out.h5.part", words}, [&] { ResultFile(folder.file, sample_run(), existing); });
+        BOOST_TEST(folder.list() == "other.h5 out.h5.part");
+        write_bytes(folder.journal, journal);
+        check_error(Exit::usage, {"out.h5.part", words}, [&] { recover_results(folder.file); });
+        BOOST_TEST(folder.list() == "other.h5 out.h5.journal out.h5.part");
+        fs::remove(folder.journal);
+    };
+    fs::create_symlink("other.h5", part);
+    refused("symbolic link");
+    BOOST_TEST((fs::is_symlink(part) && bytes_of(other) == result));
+    fs::remove(part);
+    fs::create_symlink("nowhere", part);
+    refused("symbolic link");
+    fs::remove(part);
+    fs::create_directory(part);
+    refused("directory");
+    fs::remove(part);
+    BOOST_REQUIRE(::mkfifo(part.c_str(), 0600) == 0);
+    refused("not a regular file");
+    fs::remove(part);
+    write_bytes(part, "my own notes\n");
+    refused("not an HDF5 file");
+    BOOST_TEST(bytes_of(part) == "my own notes\n");
+
+    // An HDF5 file there may be the remainder of a killed run: replaced when asked, and no other name of it is written to.
+    fs::remove(part);
+    fs::create_hard_link(other, part);
+    check_error(Exit::usage, {"out.h5.part", "--overwrite"}, [&] { ResultFile(folder.file, sample_run(), Existing::refuse); });
+    BOOST_TEST(folder.list() == "other.h5 out.h5.part");
+    for (const Existing existing : {Existing::overwrite, Existing::resume}) {
+        write_run(folder.file, 2, existing);
+        BOOST_TEST(folder.list() == "other.h5 out.h5");
+        BOOST_TEST((bytes_of(other) == result));
+        fs::remove(folder.file);
+        fs::create_hard_link(other, part);
+    }
+
+    // Made by another program during the run: kept, and so is the journal.
+    fs::remove(part);
+    ResultFile results(folder.file, sample_run(), Existing::refuse);
+    results.append(sample_request(0));
+    fs::create_symlink("other.h5", part);
+    check_error(Exit::usage, {"out.h5.part", "symbolic link", "recover"}, [&] { results.finish({}); });
+    BOOST_TEST((fs::is_symlink(part) && bytes_of(other) == result));
+    BOOST_TEST(folder.list() == "other.h5 out.h5.journal out.h5.part");
 }
 
 BOOST_AUTO_TEST_CASE(a_full_disk) {

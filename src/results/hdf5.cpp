@@ -72,12 +72,15 @@ Id create_file(const std::filesystem::path& path) {
     const Id fapl = file_access(), fcpl{H5Pcreate(H5P_FILE_CREATE), H5Pclose};
     H5Pset_link_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
     H5Pset_attr_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
-    return checked({{}, path.string(), "", Exit::failure},
-                   {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose}, "cannot be created");
+    const Object at{{}, path.string(), "", Exit::failure};
+    Id file =
+        checked(at, {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose}, "cannot be created");
+    // The signature goes to the disk now, not at the end: by it the file of a killed run is known for one.
+    check(at, H5Fflush(file.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");
+    return file;
 }
 
-Id open_file(const std::filesystem::path& path) {
-    set_up_library();
+void check_is_hdf5(const std::filesystem::path& path) {
     const auto bad = [&](const std::string& what, const std::string& hint = {}) {
         throw Error(Exit::bad_input, path.string() + ": " + what, hint);
     };
@@ -98,6 +101,10 @@ Id open_file(const std::filesystem::path& path) {
     if (std::memcmp(begin.data(), "ftmpi jo", 8) == 0)
         bad("is a journal, not a result file", "`ftmpi recover FILE.h5` makes the result FILE.h5 from FILE.h5.journal");
     if (std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) != 0) bad("is not an HDF5 file");
+}
+
+Id open_file(const std::filesystem::path& path) {
+    set_up_library();
     const Id fapl = file_access();
     return checked({{}, path.string(), "", Exit::bad_input}, {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
                    "cannot be opened as an HDF5 file");

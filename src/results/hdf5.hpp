@@ -62,7 +62,9 @@ inline void check(const Object& at, herr_t status, const std::string& what) {
 
 /// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
 Id create_file(const std::filesystem::path& path);
-/// An existing file, for reading. Says what is wrong when it is missing, no HDF5 file, or truncated.
+/// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the library.
+void check_is_hdf5(const std::filesystem::path& path);
+/// An existing file, for reading. The library may crash on a damaged file: only for one that is known to be whole.
 Id open_file(const std::filesystem::path& path);
 
 /// "1.10.8 (serial)": the library in use, and how its headers were built.

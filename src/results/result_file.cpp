@@ -10,6 +10,7 @@
 #include "../digest.hpp"
 #include "../error.hpp"
 #include "journal.hpp"
+#include "part_file.hpp"
 #include "schema.hpp"
 #include "seal.hpp"
 
@@ -37,16 +38,17 @@ fs::path output_target(const fs::path& path) {
 }
 
 /// Creates and removes an empty HDF5 file, so that trouble is met before the model is loaded.
-void try_hdf5(const fs::path& part) {
-    std::error_code ignored;
-    try {
-        hdf5::Object file{hdf5::create_file(part), part.string(), "", Exit::failure};
-        if (!file.id.close()) hdf5::fail(file, "cannot be closed");
-    } catch (...) {
-        fs::remove(part, ignored);
-        throw;
-    }
-    fs::remove(part, ignored);
+void try_hdf5(const fs::path& path, bool may_replace_part) {
+    const PartFile part(path, may_replace_part);
+    hdf5::Object file{hdf5::create_file(path), path.string(), "", Exit::failure};
+    if (!file.id.close()) hdf5::fail(file, "cannot be closed");
+}
+
+/// Whatever was asked for, only a result is replaced: a name given by mistake may be that of a checkpoint or of a text.
+void refuse_other_than_hdf5(const fs::path& target) {
+    if (!begins_as_hdf5(target))
+        throw Error(Exit::usage, target.string() + ": is not an HDF5 file, so it is no result and is not replaced",
+                    "choose another --output, or move the file away");
 }
 
 /// The whole records of a journal without their contents.
@@ -82,12 +84,12 @@ std::string new_journal_id(const RunRecord& run) {
 }
 
 /// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET. Returns the number of
-/// requests. On failure there is no .part, and TARGET is as it was.
+/// requests. On failure there is no .part of this run, and TARGET is as it was.
 std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target, const SchemaReader* other,
-                          const SummaryRecord& summary, bool complete, bool may_replace) {
-    const fs::path part = with_suffix(target, ".part");
+                          const SummaryRecord& summary, bool complete, bool may_replace, bool may_replace_part) {
     try {
-        SchemaWriter writer(part, run);
+        PartFile part(with_suffix(target, ".part"), may_replace_part);
+        SchemaWriter writer(part.path(), run);
         std::set<std::int64_t> written;
         const auto add = [&](const RequestRecord& request) {
             if (written.insert(request.index).second) writer.add(request);
@@ -97,22 +99,17 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
             for (const auto index : other->indices())
                 if (!written.contains(index)) add(other->request(index, true));
         writer.close(summary, complete);
-        seal_file(part);
-        if (const int error = flush_path(part))
-            throw Error(Exit::failure, part.string() + ": cannot be flushed to the disk: " + reason(error));
+        seal_file(part.path());
+        if (const int error = flush_path(part.path()))
+            throw Error(Exit::failure, part.path().string() + ": cannot be flushed to the disk: " + reason(error));
         std::error_code error;
         if (!may_replace && fs::exists(target, error))
             throw Error(Exit::failure, target.string() + ": was created by another program during the run and is not replaced");
-        fs::rename(part, target, error);
-        if (error)
-            throw Error(Exit::failure,
-                        target.string() + ": " + part.string() + " cannot be renamed to it: " + reason(error.value()));
+        if (may_replace && fs::exists(target, error)) refuse_other_than_hdf5(target);
+        part.rename_to(target);
         flush_path(folder_of(target));
         return static_cast<std::int64_t>(written.size());
     } catch (const Error& error) {
-        // Emptied first: HDF5 may still hold the file open after a failed close, and its blocks are needed by others.
-        [[maybe_unused]] const int ignored = ::truncate(part.c_str(), 0);
-        ::unlink(part.c_str());
         throw Error(error.code() == Exit::bad_input ? Exit::failure : error.code(), error.what(),
                     "the finished requests are safe in " + journal.path().string() +
                         "; when this is put right, `ftmpi recover " + target.string() + "` makes the result of them" +
@@ -135,7 +132,7 @@ struct ResultFile::State {
     std::set<std::int64_t> indices;
     std::vector<std::int64_t> finished;
     std::string warning;
-    bool may_replace = false, done = false;
+    bool may_replace = false, may_replace_part = false, done = false;
 };
 
 ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
@@ -146,6 +143,7 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
           if (existing == Existing::refuse && fs::exists(resolved))
               throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
                           "add --overwrite to replace it or --resume to go on from it, or choose another --output");
+          if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_hdf5(resolved);
           return resolved;
       }()),
       journal(with_suffix(target, ".journal"), Journal::Open::existing_or_new) {
@@ -163,7 +161,8 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
                             " finished requests of a run that did not end",
                         "`ftmpi recover " + given.string() +
                             "` makes their result, --resume goes on from them, --overwrite drops them");
-        try_hdf5(with_suffix(target, ".part"));
+        may_replace_part = existing != Existing::refuse;
+        try_hdf5(with_suffix(target, ".part"), may_replace_part);
         run.run = std::move(record);
         run.journal_id = new_journal_id(run.run);
         may_replace = file_exists;
@@ -190,6 +189,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
         throw Error(
             Exit::bad_input, found.end.note,
             "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
+    if (file_exists && from_journal && !found.first->keeps_file) refuse_other_than_hdf5(target);
     if (from_journal) need_same(journal.path(), found.last->run.identity);
     std::optional<SchemaReader> file;
     std::int64_t session = from_journal ? found.last->session + 1 : 0;
@@ -246,7 +246,7 @@ void ResultFile::finish(const SummaryRecord& summary) {
                         std::to_string(s.indices.size()) + " finished requests: it was changed by another program. " +
                         found.end.note,
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
-    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.may_replace);
+    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.may_replace, s.may_replace_part);
     s.done = true;
     s.journal.remove();
 }
@@ -276,7 +276,8 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     if (file_exists && !file && !overwrite)
         throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
                     "add --overwrite to replace it, or move it away");
-    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, file_exists);
+    if (file_exists && !file) refuse_other_than_hdf5(target);
+    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, file_exists, true);
     if (found.end.kind == JournalEnd::Kind::damaged) {
         const fs::path aside = with_suffix(journal_path, ".damaged");
         std::error_code error;

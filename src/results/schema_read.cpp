@@ -43,6 +43,7 @@ std::string step_bytes(const Object& group) {
 }  // namespace
 
 SchemaReader::SchemaReader(const std::filesystem::path& path) {
+    check_is_hdf5(path);
     check_seal(path);
     root_ = {open_file(path), path.string(), "", Exit::bad_input};
     root_.file_bytes = std::filesystem::file_size(path);

@@ -37,7 +37,7 @@ std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& pat
 }  // namespace
 
 void seal_file(const std::filesystem::path& path) {
-    const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
     if (file.get() < 0) throw Error(Exit::failure, path.string() + ": cannot be opened again: " + reason(errno));
     const std::uint64_t size = size_of_file(file.get());
     const std::string seal = seal_of(file.get(), size, path, Exit::failure);
@@ -47,11 +47,17 @@ void seal_file(const std::filesystem::path& path) {
 
 void check_seal(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (file.get() < 0) return;  // whoever opens it next says why
+    if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
+    const auto unsealed = [&] {
+        throw Error(Exit::bad_input,
+                    path.string() + ": has not the SHA-256 that ends every result file: it is truncated, or another program "
+                                    "wrote it",
+                    "copy it again from where it was made");
+    };
     const std::uint64_t size = size_of_file(file.get());
-    if (size < seal_bytes) return;
+    if (size < seal_bytes) unsealed();
     std::string seal(seal_bytes, '\0');
-    if (read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) != 0 || !seal.starts_with(magic)) return;
+    if (read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) != 0 || !seal.starts_with(magic)) unsealed();
     if (seal_of(file.get(), size - seal_bytes, path, Exit::bad_input) != seal)
         throw Error(Exit::bad_input,
                     path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",

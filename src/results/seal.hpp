@@ -1,5 +1,6 @@
 // A finished file ends, behind what HDF5 looks at, with the SHA-256 of all bytes before: HDF5 does not protect data and does
-// not survive every damaged file, so damage is found before the library sees it. A tool that rewrites the file drops the seal.
+// not survive every damaged file, so damage is found before the library sees it. A file without the seal is
+// truncated or was written by another tool, and is not given to the library either.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +10,7 @@ namespace ftmpi {
 /// Appends the seal. Throws Error(failure).
 void seal_file(const std::filesystem::path& path);
 
-/// Throws Error(bad_input) when the file has a seal that does not match; a file without one passes.
+/// Throws Error(bad_input) when the file has no seal or one that does not match.
 void check_seal(const std::filesystem::path& path);
 
 }  // namespace ftmpi
