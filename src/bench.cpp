@@ -1,5 +1,7 @@
 #include "bench.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -184,7 +186,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         std::string all = std::to_string(options.seed);
         for (const auto& c : cases) all += " " + c.name();
         const auto output =
-            options.output.empty() ? std::filesystem::path("ftmpi-bench-" + utc("%Y%m%d-%H%M%S") + ".h5") : options.output;
+            options.output.empty() ? std::filesystem::path("ftmpi-bench-" + utc("%Y%m%d-%H%M%S") + "-" + std::to_string(getpid()) + ".h5") : options.output;
         results =
             std::make_unique<ResultFile>(output, record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
                                          options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);

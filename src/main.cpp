@@ -1,9 +1,11 @@
 // ftmpi: runs a quantized mixture-of-experts model over ranks that need not be alike, with the same bits for every cut.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string_view>
 
 #include "../mpi/session.hpp"
+#include "../mpi/signals.hpp"
 #include "bench.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
@@ -51,13 +53,22 @@ int report(const Error& e) {
     return static_cast<int>(e.code());
 }
 
+/// What was printed must have arrived: a full disk behind stdout is a failure too.
+Exit with_stdout(Exit code) {
+    const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout);
+    if (!lost) return code;
+    std::fprintf(stderr, "ftmpi: error: what goes to the standard output could not be written\n");
+    return code == Exit::ok ? Exit::failure : code;
+}
+
 int job(const Options* options, const std::exception_ptr& wrong) {
+    mpi::install_stop_signals();  // before MPI starts, which may take seconds
     mpi::Session session(options ? options->timeout : 60);
     try {
         session.agree("options", [&] {
             if (wrong) std::rethrow_exception(wrong);
-        });
-        session.leave(options->command == Command::bench ? bench_command(*options, session) : run_command(*options, session));
+        }, true);
+        session.leave(with_stdout(options->command == Command::bench ? bench_command(*options, session) : run_command(*options, session)));
     } catch (const mpi::Session::Agreed& failed) {
         session.leave(failed.code);
     } catch (const Error& e) {
@@ -68,11 +79,15 @@ int job(const Options* options, const std::exception_ptr& wrong) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    // A file that grows beyond its limit and a reader that went away are errors of a write, not the end of the process: the results
+    // must be saved all the same.
+    std::signal(SIGXFSZ, SIG_IGN);
+    std::signal(SIGPIPE, SIG_IGN);
     Options options;
     std::exception_ptr wrong;
     try {
         options = parse_options(argc, argv);
-        if (is_local(options.command)) return local_command(options);
+        if (is_local(options.command)) return static_cast<int>(with_stdout(static_cast<Exit>(local_command(options))));
     } catch (const Error& e) {
         // A wrong command line is reported once for the whole job, not once a rank.
         if (names_local_command(argc, argv) || is_local(options.command)) return report(e);
@@ -82,6 +97,8 @@ int main(int argc, char** argv) {
     }
     try {
         return job(wrong ? nullptr : &options, wrong);
+    } catch (const mpi::Session::Agreed& refused) {  // a launch that rank 0 of the launcher has spoken about
+        return static_cast<int>(refused.code);
     } catch (const Error& e) {
         return report(e);
     } catch (const std::exception& e) {

@@ -143,7 +143,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
     std::unique_ptr<ResultFile> results;
     std::string finished_text;
     const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
-    const auto output = options.output.empty() ? std::filesystem::path("ftmpi-" + utc("%Y%m%d-%H%M%S") + ".h5") : options.output;
+    const auto output = options.output.empty() ? std::filesystem::path("ftmpi-" + utc("%Y%m%d-%H%M%S") + "-" + std::to_string(getpid()) + ".h5") : options.output;
     session.agree("results", [&] {
         if (!root) return;
         results = std::make_unique<ResultFile>(output, record_of(engine, prompts_digest(requests), start),

@@ -49,10 +49,12 @@ std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t>
 
     // Weights in fp32 by this program's exp, sums in double in candidate order: no library decides a bit.
     std::vector<double> weights(n);
-    const float top = logits[static_cast<std::size_t>(ids[0])], inverse = static_cast<float>(1.0 / s.temperature);
+    const float top = logits[static_cast<std::size_t>(ids[0])];
+    // In double, where no temperature above 0 makes the quotient of a difference of 0 anything but 0.
+    const auto scaled = [&](float logit) { return static_cast<float>((static_cast<double>(logit) - static_cast<double>(top)) / s.temperature); };
     double total = 0;
     for (std::size_t i = 0; i < n; ++i)
-        total += weights[i] = static_cast<double>(num::exp((logits[static_cast<std::size_t>(ids[i])] - top) * inverse));
+        total += weights[i] = static_cast<double>(num::exp(scaled(logits[static_cast<std::size_t>(ids[i])])));
     if (s.top_p < 1) {
         double sum = 0;
         std::size_t kept = 0;

@@ -72,7 +72,35 @@ grep -q "interrupted" err && ok || bad "nothing says that the run was interrupte
 expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume
 expect_code 0 "$ftmpi" verify want.h5 f.h5
 
+# A signal while MPI starts, or while weights are read: stopped with the documented code, or done already.
+for wait in 0.03 0.05 0.08; do
+    "$ftmpi" --model "$model" --prompts prompts.txt --max-tokens 400 --ignore-eos --output early.h5 --overwrite >/dev/null 2>err &
+    sleep $wait
+    kill -TERM $!
+    wait $!
+    code=$?
+    case $code in 0 | 7) ok ;; *) bad "SIGTERM after $wait s: exit code $code" ;; esac
+done
+
+# Limits and readers that go away are failures of a write, not the end of the process.
+expect_code 1 bash -c "ulimit -f 1; exec '$ftmpi' --model '$model' --prompt And --output limit.h5"  # what it says is cut by the same limit
+absent limit.h5
+"$ftmpi" --model "$model" --prompts prompts.txt --output full.h5 >/dev/full 2>err
+same $? 1 "exit code when stdout is a full disk"
+expect_code 0 "$ftmpi" verify want.h5 full.h5
+"$ftmpi" --model "$model" --prompts prompts.txt --output piped.h5 2>err | head -n 1 >/dev/null
+expect_code 0 "$ftmpi" verify want.h5 piped.h5
+
+# Other weights under the same configuration and index do not go on where the first ones stopped.
+cp -r "$root/data/tiny-fp8" first && cp -r first second
+dd if=first/model-00001-of-00001.safetensors of=second/model-00001-of-00001.safetensors bs=1M skip=2 seek=5 count=4 conv=notrunc 2>/dev/null
+FTMPI_FAULT=0:decode#40:kill "$ftmpi" --model first --prompts prompts.txt --output mixed.h5 >/dev/null 2>&1
+present mixed.h5.journal
+expect_code 3 "$ftmpi" --model second --prompts prompts.txt --output mixed.h5 --resume
+says "weights"
+
 # N one-rank jobs are told from one job of N.
 expect_code 2 env OMPI_COMM_WORLD_SIZE= PMI_RANK=0 PMI_SIZE=2 "$ftmpi" --model "$model" --prompt And --output n.h5
 says "separate"
+expect_code 2 env OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=9 "$ftmpi" --model "$model" --prompt And --output n.h5
 finish

@@ -24,6 +24,13 @@ BOOST_AUTO_TEST_CASE(greedy_takes_the_largest_then_the_lowest_id) {
     BOOST_TEST(sample(logits, std::vector<std::uint8_t>(4, 1), {}, 0, 0) == -1);
 }
 
+BOOST_AUTO_TEST_CASE(the_smallest_temperatures_are_greedy) {
+    const std::vector<float> logits{1, 5, 4.999f, 2};
+    const std::vector<std::uint8_t> none(4, 0);
+    for (double t : {1e-6, 1e-37, 1e-39, 1e-300, 4.9e-324})
+        for (std::uint64_t i = 0; i < 20; ++i) BOOST_TEST(sample(logits, none, {.temperature = t}, 0, i) == 1);
+}
+
 BOOST_AUTO_TEST_CASE(frequencies_follow_the_softmax) {
     const std::vector<float> logits{0, std::log(2.0f), std::log(5.0f), -30};
     const std::vector<std::uint8_t> none(4, 0);

@@ -82,8 +82,11 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
         config_ = load_config(options.model);
         tokenizer_.emplace(Tokenizer::load(options.model));
         require_vocabulary(*tokenizer_, config_.vocab);
+        for (auto id : config_.stop_ids)
+            if (!tokenizer_->has(id))
+                config_.warnings.push_back("stop id " + std::to_string(id) + " is no token of tokenizer.json: nothing stops on it");
         inventory_.emplace(*checkpoint_, config_);
-    });
+    }, true);
     place_ = open_place(options, session);
     communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
     session.require_equal("open", "checkpoint", checkpoint_->index_sha256() + "\n" + config_.sha256);
@@ -136,7 +139,7 @@ void Engine::plan(std::int64_t tokens) {
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
     // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it.
     std::vector<std::uint64_t> scratch(ranks_.size(), 0);
-    session_.agree("plan", [&] { plan_ = plan_with(scratch, tokens); });
+    session_.agree("plan", [&] { plan_ = plan_with(scratch, tokens); }, true);
     const std::string own = std::to_string(place_.backend->scratch_bytes(limits(plan_)));
     const auto all = session_.all_gather(own, "scratch");
     for (std::size_t r = 0; r < all.size(); ++r) scratch[r] = std::stoull(all[r]);
@@ -198,7 +201,7 @@ void Engine::load() {
         model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
         model_->set_fast_prefill(options_.numerics == Numerics::fast);
         place_.backend->synchronize();
-    });
+    }, true);
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const auto& mine = weights_->read();
     for (const auto& text : session_.all_gather(std::to_string(mine.cut) + " " + std::to_string(mine.replicated), "read counts")) {
