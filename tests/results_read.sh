@@ -114,6 +114,9 @@ printf 'torn' >>out.h5.journal
 check "recover" gives 0 'out.h5: 5 requests recovered; .*at byte .*the last record is incomplete.*4 bytes' "$ftmpi" recover out.h5
 check "the journal is gone" only out.h5
 check "recovered is said" gives 0 'did not end' "$ftmpi" verify out.h5 out.h5
+"$sample" out.h5 2 overwrite leave >/dev/null 2>&1
+check "recover does not replace another run's result unasked" gives 2 'hint:.*--overwrite' "$ftmpi" recover out.h5
+check "recover --overwrite does" gives 0 'out.h5: 2 requests recovered' "$ftmpi" recover out.h5 --overwrite
 rm -f out.h5
 
 echo "-- locks that do not work"

@@ -221,7 +221,7 @@ std::vector<OptionRow> build_table() {
     group = "Results", group_where = in_generation;
     add("output", "FILE.h5", in_generation, "result file; its name is chosen and printed when left out",
         path(&Options::output));
-    add("overwrite", "", in_generation, "replace an existing result file", on_off(&Options::overwrite));
+    add("overwrite", "", in_generation | in_recover, "replace an existing result file", on_off(&Options::overwrite));
     add("resume", "", in_run, "keep the finished prompts of an interrupted run and do the rest", on_off(&Options::resume));
     add("save-logits", "", in_run, "store the logits of every step", on_off(&Options::save_logits));
     add("hash", "on|off", in_generation, "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
