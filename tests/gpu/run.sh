@@ -50,7 +50,7 @@ if [ -z "${FTMPI_BUILD:-}" ]; then
     archs=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d . | sort -u | sed 's/$/-real/' | paste -sd ';')
     timed 60 cmake -S "$root" -B "$build" -DFTMPI_CUDA=ON -DFTMPI_CUDA_ARCHS="$archs"
     row build "configured for $archs" "" || { finish_table; exit 1; }
-    timed 900 cmake --build "$build" --parallel "$(nproc)" --target ftmpi linear_check mixers_check transport_check layer_dump
+    timed 900 cmake --build "$build" --parallel "$(nproc)" --target ftmpi linear_check mixers_check transport_check fused_check fast_check layer_dump
     row build "built" "" || { finish_table; exit 1; }
 fi
 # From here on every command's limit is also what is left of this, so that no hang can take the time of what comes after it.

@@ -29,7 +29,7 @@ small_run() {
 
 small_programs() {
     local name
-    for name in linear_check mixers_check; do
+    for name in linear_check mixers_check fused_check fast_check; do
         if [ ! -x "$build/tests/gpu/$name" ]; then failed_row programs "$name" "$build/tests/gpu/$name is missing"; continue; fi
         timed 90 "$build/tests/gpu/$name"
         row programs "$name" "$(tail -n 1 "$work/out")"
@@ -41,7 +41,7 @@ small_programs() {
         timed 150 bash "$here/transport_check.sh" "$build"
         row programs transport_check "$(tail -n 1 "$work/out")"
     fi
-    for name in linear_check mixers_check; do
+    for name in linear_check mixers_check fused_check fast_check; do
         [ ! -s "$work/$name.txt" ] || { echo "    $name's times:"; grep -E 'GB/s|TB/s|tokens/s| us( |$)' "$work/$name.txt" | sed 's/^/    | /'; }
     done
 }
@@ -117,7 +117,10 @@ small_sanitizer() {
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [ -z "$sanitizer" ]; then failed_row sanitizer "compute-sanitizer" "it is not installed here"; return; fi
     for tool in memcheck racecheck; do
-        for name in "linear_check --quick" "mixers_check check"; do
+        # racecheck takes minutes over the mixers' and the tensor cores' checks, more than this script has.
+        local checks=("linear_check --quick" "fused_check")
+        [ $tool = racecheck ] || checks+=("mixers_check check" "fast_check --quick")
+        for name in "${checks[@]}"; do
             read -r program arguments <<<"$name"
             if [ ! -x "$build/tests/gpu/$program" ]; then
                 failed_row sanitizer "$tool: $program" "$build/tests/gpu/$program is missing"
