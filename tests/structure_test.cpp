@@ -251,7 +251,7 @@ std::vector<std::string> machine_paths(const fs::path& root) {
         for (std::size_t number = 1; std::getline(lines, line); ++number)
             for (const auto& path : roots) {
                 const auto at = line.find(path);
-                // "$top/work/" and "network/..." are relative; an absolute path starts a word.
+                // Inside a longer path or word it is relative; an absolute path starts a word.
                 if (at == std::string::npos) continue;
                 if (at > 0 &&
                     (std::isalnum(static_cast<unsigned char>(line[at - 1])) || line[at - 1] == '}' || line[at - 1] == '.'))
