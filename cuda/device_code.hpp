@@ -11,6 +11,10 @@
 
 namespace ftmpi::cuda {
 
+/// Dynamic shared memory is asked for in whole pieces of 16 bytes: ptxas joins scalar loads that may turn out not to be wanted, as
+/// in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and that must not go beyond what the block has.
+constexpr std::size_t whole_pieces(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
+
 /// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.
 template <class... Parameters, class... Arguments>
 void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
@@ -19,7 +23,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
+    config.dynamicSmemBytes = whole_pieces(shared_bytes);
     config.stream = stream;
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
 }
@@ -28,7 +32,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
 template <class... Parameters>
 void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
     FTMPI_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)));
+                                    static_cast<int>(whole_pieces(bytes))));
 }
 
 /// The dynamic shared memory of the block, 16-byte aligned.

@@ -87,16 +87,18 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* x, float* h, cons
     }
 }
 
-/// Any width. One block a row. Shared memory: the row's chunk values.
+/// Any width. One block a row. Shared memory: the row's chunk values up to a whole segment, zeros behind the last, so that no wide
+/// load of them can go beyond what the block has (ptxas makes one of scalar loads that may turn out not to be wanted); then the
+/// segments' sums.
 __global__ void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t width, float* y) {
     auto* values = reinterpret_cast<float*>(shared_bytes());
     const int chunks = static_cast<int>((width + num::kChunk - 1) / num::kChunk), segments = (chunks + 15) / 16;
-    float* sums = values + chunks;
+    float* sums = values + 16 * segments;
     x += blockIdx.x * width;
     y += blockIdx.x * width;
     const bool wide = (reinterpret_cast<std::uintptr_t>(x) & 15) == 0;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    for (int c = thread; c < chunks; c += threads) {
+    for (int c = thread; c < 16 * segments; c += threads) {
         const float* p = x + c * num::kChunk;
         float v = 0.0f;
         if (wide && (c + 1) * num::kChunk <= width) {
@@ -118,7 +120,8 @@ __global__ void rms_norm_rows(const float* x, const float* weight, float eps, st
     __syncthreads();
     for (int s = thread; s < segments; s += threads) {
         float v = 0.0f;
-        for (int c = 16 * s; c < 16 * s + 16 && c < chunks; ++c) v = v + values[c];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) v = v + values[16 * s + i];  // a sum of squares is no -0: zeros add nothing
         sums[s] = v;
     }
     __syncthreads();
@@ -351,8 +354,8 @@ void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t str
 
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream) {
     if (norm_fast<false>(x, nullptr, nullptr, weight, eps, rows, width, y, stream)) return;
-    const std::int64_t chunks = (width + num::kChunk - 1) / num::kChunk;
-    const auto bytes = static_cast<std::size_t>(chunks + (chunks + 15) / 16) * sizeof(float);
+    const std::int64_t segments = (width + 16 * num::kChunk - 1) / (16 * num::kChunk);
+    const auto bytes = static_cast<std::size_t>(17 * segments) * sizeof(float);
     launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, x, weight, eps, width, y);
 }
 
