@@ -9,6 +9,7 @@
 
 #include "../src/error.hpp"
 #include "../src/numerics.hpp"
+#include "arrays.hpp"
 #include "device_code.hpp"
 #include "handles.hpp"
 #include "launch.hpp"
@@ -91,17 +92,17 @@ public:
 
     void* allocate(std::size_t bytes, std::string_view what) override {
         if (bytes == 0) return nullptr;
-        void* p = nullptr;
-        FTMPI_CUDA_ALLOCATE(cudaMalloc(&p, bytes), what, bytes);
+        void* p = arrays_.take(bytes, what);
         if (const cudaError_t e = cudaMemsetAsync(p, 0, bytes, stream_.get()); e != cudaSuccess) {
-            cudaFree(p);
+            arrays_.give_back(p);
             check(e, "cudaMemsetAsync", __FILE__, what);
         }
         return p;
     }
     void release(void* p) noexcept override {
-        if (p) cudaFree(p);  // waits for the kernels that use it
+        if (p) arrays_.give_back(p);
     }
+    std::size_t held_bytes() const override { return arrays_.held() + scratch_.bytes(); }
     void copy_in(void* device, const void* host, std::size_t bytes) override {
         if (bytes == 0) return;
         if (bytes <= SmallCopies::kMost) return small_.in(device, host, bytes, stream_.get());
@@ -140,8 +141,14 @@ public:
         return std::max({argmax_scratch(l.rows), delta_net_scratch(l.rows, l.key_heads, l.value_heads, l.key_dim, l.value_dim),
                          attention_scratch(l.rows, l.query_heads, l.head_dim, l.context), matrices_scratch(l)});
     }
+    std::size_t driver_bytes(const StepLimits& l) const override {
+        // A recorded step has some twenty nodes a layer of up to 4 KiB each; memory comes in pages of 2 MiB.
+        const auto graphs = static_cast<std::size_t>(std::min(l.slots, std::int64_t{Replays::kMost}));
+        return graphs * static_cast<std::size_t>(20 * l.layers + 20) * 4096 + (std::size_t{8} << 20);
+    }
     void reserve(const StepLimits& limits) override {
         loader_.release();
+        arrays_.open(limits.array_bytes);
         grow(scratch_bytes(limits));
         for (Gather& g : gathers_) g.grow(static_cast<std::size_t>(limits.rows * limits.hidden) * 2);
         reserved_ = true;
@@ -273,6 +280,7 @@ private:
 
     cudaDeviceProp properties_;
     StreamHandle stream_;
+    Arrays arrays_;
     Card card_;
     Loader loader_;
     DeviceArray<unsigned> tickets_;

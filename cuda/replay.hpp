@@ -41,9 +41,9 @@ public:
 
     bool capturing() const { return capturing_; }
 
-private:
     static constexpr std::size_t kMost = 32;  ///< graphs kept: a step of one model has hundreds of nodes of up to 4 KB
 
+private:
     struct Replay {
         cudaGraphExec_t graph = nullptr;
         std::uint64_t last_use = 0, runs = 0;

@@ -110,6 +110,8 @@ struct StepLimits {
     std::int64_t own_down = 0;                                   ///< this rank's rows of the down projection
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;  ///< delta net, this rank's heads
     int query_heads = 0, kv_heads = 0, head_dim = 0;                 ///< attention, this rank's heads
+    std::int64_t layers = 0;
+    std::size_t array_bytes = 0;  ///< of all weights, caches and arrays that will be allocated; 0: not known
 };
 
 /// Facts of the device for the plan, the screen and the result file.
@@ -133,6 +135,8 @@ public:
     /// `bytes` of zeroed device memory, at least 64-byte aligned; `what` names it in an error. 0 bytes give null.
     virtual void* allocate(std::size_t bytes, std::string_view what) = 0;
     virtual void release(void* p) noexcept = 0;
+    /// Device memory that is allocated, loaded and reserved now: what was asked for, without what the device adds to it.
+    virtual std::size_t held_bytes() const { return 0; }
     virtual void copy_in(void* device, const void* host, std::size_t bytes) = 0;
     virtual void copy_out(void* host, const void* device, std::size_t bytes) = 0;
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
@@ -169,8 +173,11 @@ public:
 
     /// Device memory that reserve() takes for these limits; the plan counts it as workspace.
     virtual std::size_t scratch_bytes(const StepLimits&) const { return 0; }
+    /// Device memory that the driver will take beside what is held, for replays and for whole pages: an upper bound for the plan.
+    virtual std::size_t driver_bytes(const StepLimits&) const { return 0; }
     /// Takes the working memory for steps within these limits. Without it a backend takes memory when a step needs it;
-    /// after it no step allocates, and a step beyond the limits is an Error(Exit::failure) with the numbers.
+    /// after it no step allocates, and a step beyond the limits is an Error(Exit::failure) with the numbers. Called again when
+    /// the weights are there, it gives back what loading took.
     virtual void reserve(const StepLimits&) {}
 
     // --- weights ------------------------------------------------------------------------------------------
@@ -223,6 +230,20 @@ public:
     /// finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device pointers.
     virtual void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) = 0;
+};
+
+/// Adds to `to` what the backend holds more at the end of a scope than at its beginning.
+class HeldSpan {
+public:
+    HeldSpan(const Backend& backend, std::uint64_t& to) : backend_(backend), to_(to), before_(backend.held_bytes()) {}
+    HeldSpan(const HeldSpan&) = delete;
+    HeldSpan& operator=(const HeldSpan&) = delete;
+    ~HeldSpan() { to_ += backend_.held_bytes() - before_; }
+
+private:
+    const Backend& backend_;
+    std::uint64_t& to_;
+    std::size_t before_;
 };
 
 /// Device memory that releases itself.

@@ -239,6 +239,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
                              gathered(session, gather)});
             if (stopped) break;
         }
+        engine.measure_held();
     } catch (const Error& e) {
         session.abort(e);
     } catch (const std::bad_alloc&) {
@@ -251,8 +252,11 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         if (!root) return;
         std::vector<CaseFigures> figures;
         for (const auto& t : times) figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
-        results->finish(bench_summary(times, figures, around,
-                                      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
+        SummaryRecord summary =
+            bench_summary(times, figures, around, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        add_held(engine, summary);
+        screen.taken(engine);
+        results->finish(summary);
         const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);

@@ -1,10 +1,10 @@
 // The backend that runs in host memory: 1 or more threads, plain, AVX2 or AVX-512 kernels, all with the same bits.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "backend.hpp"
@@ -57,6 +57,7 @@ public:
 
     void* allocate(std::size_t bytes, std::string_view what) override;
     void release(void* p) noexcept override;
+    std::size_t held_bytes() const override;
     void copy_in(void* device, const void* host, std::size_t bytes) override;
     void copy_out(void* host, const void* device, std::size_t bytes) override;
     void fill_zero(void* device, std::size_t bytes) override;
@@ -108,8 +109,9 @@ private:
     std::unique_ptr<Threads> pool_;
     Simd simd_;
     const cpu::Kernels& kernels_;
-    std::mutex mutex_;
-    std::map<void*, std::size_t> mapped_;  ///< large allocations and their sizes
+    mutable std::mutex mutex_;
+    std::unordered_map<void*, std::size_t> sizes_;  ///< of what is allocated
+    std::size_t held_ = 0;
     cpu::Scratch chunks_, shared_chunks_, floats_, results_;
     std::vector<cpu::InputRow> inputs_, shared_inputs_;
     std::vector<std::int64_t> order_, begin_;

@@ -38,9 +38,10 @@ Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& co
     shared_act_ = floats(w.shared_act);
     down_ = floats(w.down);
     logits_ = floats(w.logits);
-    rows_ = DeviceArray<Row>(backend, max_rows_, "workspace");
-    expert_ids_ = DeviceArray<std::int32_t>(backend, max_rows_ * config.top_k, "workspace");
-    expert_weights_ = floats(max_rows_ * config.top_k);
+    static_assert(sizeof(Row) == 3 * sizeof(float));
+    rows_ = DeviceArray<Row>(backend, w.rows / 3, "workspace");
+    expert_ids_ = DeviceArray<std::int32_t>(backend, w.expert_ids, "workspace");
+    expert_weights_ = floats(w.expert_weights);
     routes_ = {expert_ids_.data(), expert_weights_.data(), config.top_k};
 }
 

@@ -189,6 +189,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
         events.stop_requested = [&] { return session.stop_requested(); };
         events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
         end = generator.run(open, events);
+        engine.measure_held();
         failed = generator.failed();
         tally.decoded = generator.decoded();
         tally.decode_seconds = generator.decode_seconds();
@@ -203,7 +204,9 @@ Exit run_command(const Options& options, mpi::Session& session) {
     const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     session.agree("write", [&] {
         if (!root) return;
-        const SummaryRecord summary = summary_of(tally, engine, wall);
+        SummaryRecord summary = summary_of(tally, engine, wall);
+        add_held(engine, summary);
+        screen.taken(engine);
         results->finish(summary);
         screen.summary(summary, results->path(), end == Generator::End::interrupted,
                        static_cast<std::int64_t>(requests.size()) - static_cast<std::int64_t>(results->finished().size()) - tally.requests);

@@ -65,13 +65,38 @@ struct LayerCut {
     std::vector<Range> down;    ///< hidden rows of down, routed and shared
 };
 
-/// Bytes of one rank by group. Weights are what stored_bytes() says of the rows it holds.
+/// Bytes of one rank by group, planned or held. Weights are what stored_bytes() says of the rows it holds.
 struct RankBytes {
     std::uint64_t embedding = 0, delta_net = 0, attention = 0, experts = 0, shared = 0, replicated = 0, head = 0;
-    std::uint64_t kv_cache = 0, recurrent_state = 0, rope = 0, workspace = 0;
+    std::uint64_t kv_cache = 0, recurrent_state = 0, rope = 0;
+    std::uint64_t workspace = 0;  ///< with the scratch of a backend
+    std::uint64_t driver = 0;     ///< what a GPU's driver takes beside it
     std::uint64_t weights() const { return embedding + delta_net + attention + experts + shared + replicated + head; }
-    std::uint64_t total() const { return weights() + kv_cache + recurrent_state + rope + workspace; }
+    std::uint64_t arrays() const { return weights() + kv_cache + recurrent_state + rope + workspace; }
+    std::uint64_t total() const { return arrays() + driver; }
 };
+
+/// Its groups by name, in the order of the table.
+struct ByteGroup {
+    const char* name;
+    const char* heading;  ///< of a column
+    std::uint64_t RankBytes::*bytes;
+};
+inline constexpr ByteGroup kByteGroups[] = {{"embedding", "embed", &RankBytes::embedding},
+                                            {"delta_net", "delta", &RankBytes::delta_net},
+                                            {"attention", "attn", &RankBytes::attention},
+                                            {"experts", "expert", &RankBytes::experts},
+                                            {"shared", "shared", &RankBytes::shared},
+                                            {"replicated", "every", &RankBytes::replicated},
+                                            {"head", "head", &RankBytes::head},
+                                            {"kv_cache", "kv", &RankBytes::kv_cache},
+                                            {"recurrent_state", "state", &RankBytes::recurrent_state},
+                                            {"rope", "rope", &RankBytes::rope},
+                                            {"workspace", "work", &RankBytes::workspace},
+                                            {"driver", "driver", &RankBytes::driver}};
+
+/// The capacity of a cut in which no rank has anything that grows with the context: a model without attention.
+inline constexpr std::int64_t kUnlimitedContext = 1'000'000'000'000'000;
 
 struct ShardPlan {
     int ranks = 1;
@@ -80,7 +105,7 @@ struct ShardPlan {
     std::vector<Range> head;             ///< vocabulary rows
     bool out_replicated = false;         ///< every rank holds the output projection whole; its gather is skipped
     std::int64_t context = 0;            ///< capacity in tokens of each slot
-    std::int64_t context_capacity = 0;   ///< what would fit at most with this cut (not limited by max_positions)
+    std::int64_t context_capacity = 0;   ///< what would fit at most with this cut (not limited by max_positions), or kUnlimitedContext
     int slots = 1;
     KvType kv = KvType::bf16;
     std::int64_t prefill_rows = 0;
@@ -132,12 +157,16 @@ std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups);
 /// The rank that holds every row that is cut (rank 0 of one), or nothing. The others then only follow: nobody waits for them.
 std::optional<int> sole_rank(const ShardPlan& plan);
 
-/// Number of floats of each buffer of a step of `rows` rows on `rank`; the model allocates exactly these.
+/// Number of floats, or of words as large, of each buffer of a step on `rank`; the model and the decode loop allocate these.
 struct Workspace {
     std::int64_t x = 0, normed = 0, mixer = 0, qkv = 0, z = 0, b = 0, a = 0, qg = 0, k = 0, v = 0, out = 0, router = 0,
                  shared_gate = 0, act = 0, shared_act = 0, down = 0, logits = 0;
+    std::int64_t rows = 0;                            ///< what a step is of: token, slot and position of each row
+    std::int64_t expert_ids = 0, expert_weights = 0;  ///< the experts chosen for each row
+    std::int64_t token_mask = 0, chosen = 0;          ///< of the choice of tokens; the mask is at most this large
     std::int64_t total() const {
-        return x + normed + mixer + qkv + z + b + a + qg + k + v + out + router + shared_gate + act + shared_act + down + logits;
+        return x + normed + mixer + qkv + z + b + a + qg + k + v + out + router + shared_gate + act + shared_act + down + logits +
+               rows + expert_ids + expert_weights + token_mask + chosen;
     }
 };
 Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int rank);
@@ -145,5 +174,7 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
 /// The table of `ftmpi plan`: per rank, bytes by group, ranges, capacity, predicted time, notes.
 std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan);
 std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan);
+/// What each rank holds in fact, by group, under what was planned.
+std::string held_table(const ShardPlan& plan, const std::vector<RankBytes>& held);
 
 }  // namespace ftmpi

@@ -28,6 +28,7 @@ public:
     const float* sin() const { return sin_.data(); }
     std::int64_t capacity() const { return capacity_; }
     int slots() const { return static_cast<int>(lengths_.size()); }
+    const RankBytes& held() const { return held_; }  ///< device memory taken: kv_cache, recurrent_state, rope
 
     /// Tokens processed in this slot so far.
     std::int64_t length(int slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
@@ -42,6 +43,7 @@ private:
     DeviceArray<float> cos_, sin_;
     std::int64_t capacity_ = 0;
     std::vector<std::int64_t> lengths_;
+    RankBytes held_;
 };
 
 }  // namespace ftmpi

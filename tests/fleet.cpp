@@ -90,6 +90,7 @@ Fleet::Fleet(const std::filesystem::path& directory, const FleetOptions& options
     request.slots = options.slots;
     request.kv = options.kv;
     request.prefill_rows = options.prefill_rows;
+    request.embedding_on_host = options.embedding_on_host;
     plan_ = make_plan(inventory_->sizes(), request);
     if (options.edit_plan) options.edit_plan(plan_);
     threads_ = std::make_unique<ThreadRanks>(options.ranks);

@@ -23,6 +23,7 @@ struct FleetOptions {
     int slots = 1;
     std::int64_t prefill_rows = 256;
     std::int64_t context = 1024;
+    bool embedding_on_host = true;
     Simd simd = Simd::avx2;
     bool best_simd = true;       ///< ignore `simd`
     std::function<void(ShardPlan&)> edit_plan = {};

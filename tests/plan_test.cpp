@@ -161,7 +161,8 @@ BOOST_AUTO_TEST_CASE(fixed_costs_come_before_the_ratio) {
     for (const double small : {0.2, 0.5, 1.0, 2.4}) {
         const auto plan = make_plan(sizes, fp8_request({card(22), card(small)}, Policy::memory, 4096));
         for (std::size_t r = 0; r < 2; ++r) BOOST_TEST(plan.bytes[r].total() <= plan.available[r]);
-        BOOST_TEST(plan.given[1] < small / (22 + small));
+        // A small card without attention heads has no cache and may hold a little more for it.
+        BOOST_TEST(plan.given[1] < (plan.bytes[1].kv_cache ? 1.0 : 1.1) * small / (22 + small));
         const auto speed = make_plan(sizes, fp8_request({card(22, 500), card(small, 500)}, Policy::speed, 4096));
         for (std::size_t r = 0; r < 2; ++r) BOOST_TEST(speed.bytes[r].total() <= speed.available[r]);
     }

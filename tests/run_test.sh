@@ -33,6 +33,21 @@ expect_code 8 "$ftmpi" verify five.h5 fp8.h5
 FTMPI_SIMD=plain expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite
 expect_code 0 "$ftmpi" verify five.h5 other.h5
 
+# --- what a rank holds is what was planned, group by group ---------------------------------------------------------
+held_as_planned() {
+    awk -v ranks="$1" '/^Memory in MiB, planned and held/ { on = 1; next }
+        on && $2 == "planned" { for (i = 3; i <= NF; ++i) planned[i] = $i }
+        on && $2 == "held" { ++seen; for (i = 3; i <= NF; ++i) { d = planned[i] - $i; d = d < 0 ? -d : d
+            if (d > 0.0625 && d > 0.01 * planned[i]) { print "rank", $1, "column", i, "planned", planned[i], "holds", $i; wrong = 1 } } }
+        END { exit wrong || seen != ranks }' err
+}
+for form in "1 --kv fp32" "2 --shares 3,1 --embedding device" "2 --shares 1,0 --batch 3 --kv fp8" "3 --shares 30,1,1"; do
+    np=${form%% *}
+    # shellcheck disable=SC2086
+    expect_code 0 "$mpirun" -np "$np" "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --output held.h5 --overwrite ${form#* }
+    if held_as_planned "$np"; then ok; else bad "memory of $form"; fi
+done
+
 # --- sampling: a seed means the same everywhere --------------------------------------------------------------
 sampling=(--temperature 0.8 --top-k 20 --top-p 0.95 --seed 7 --max-tokens 20)
 expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output s1.h5 "${sampling[@]}"

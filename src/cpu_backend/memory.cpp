@@ -82,7 +82,8 @@ CpuBackend::CpuBackend(int threads, Simd simd) : threads_(threads), simd_(simd),
 }
 
 CpuBackend::~CpuBackend() {
-    for (const auto& [p, bytes] : mapped_) munmap(p, bytes);
+    for (const auto& [p, bytes] : sizes_)
+        if (bytes >= kLarge) munmap(p, bytes);
 }
 
 void CpuBackend::check_denormals() {
@@ -117,28 +118,39 @@ DeviceInfo CpuBackend::info() const {
 
 void* CpuBackend::allocate(std::size_t bytes, std::string_view what) {
     if (bytes == 0) return nullptr;
+    void* p = nullptr;
     if (bytes < kLarge) {
         const std::size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-        void* p = std::aligned_alloc(kAlignment, whole);
+        p = std::aligned_alloc(kAlignment, whole);
         if (!p) out_of_memory(bytes, what);
-        return std::memset(p, 0, whole);
+        std::memset(p, 0, whole);
+    } else {
+        p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) out_of_memory(bytes, what);
     }
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) out_of_memory(bytes, what);
     const std::lock_guard lock(mutex_);
-    mapped_[p] = bytes;
+    sizes_[p] = bytes;
+    held_ += bytes;
     return p;
 }
 
 void CpuBackend::release(void* p) noexcept {
     if (!p) return;
     const std::lock_guard lock(mutex_);
-    if (const auto it = mapped_.find(p); it != mapped_.end()) {
-        munmap(p, it->second);
-        mapped_.erase(it);
-    } else {
+    const auto at = sizes_.find(p);
+    if (at == sizes_.end()) return;
+    const std::size_t bytes = at->second;
+    sizes_.erase(at);
+    held_ -= bytes;
+    if (bytes >= kLarge)
+        munmap(p, bytes);
+    else
         std::free(p);
-    }
+}
+
+std::size_t CpuBackend::held_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return held_;
 }
 
 void CpuBackend::copy_in(void* device, const void* host, std::size_t bytes) {

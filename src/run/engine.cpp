@@ -113,11 +113,13 @@ RankFacts Engine::facts() const {
     return f;
 }
 
-ShardPlan Engine::plan_with(const std::vector<std::uint64_t>& scratch, std::int64_t tokens) const {
+ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_t tokens) const {
     std::vector<RankMemory> memory;
-    for (std::size_t r = 0; r < ranks_.size(); ++r)
-        memory.push_back({ranks_[r].available > scratch[r] ? ranks_[r].available - scratch[r] : 0, ranks_[r].gb_per_s,
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        const auto other = beside[r].scratch + beside[r].driver;
+        memory.push_back({ranks_[r].available > other ? ranks_[r].available - other : 0, ranks_[r].gb_per_s,
                           ranks_[r].host + " " + ranks_[r].device.name});
+    }
     PlanRequest request = plan_request(options_, memory);
     if (options_.prefill_chunk == 0) request.prefill_rows = ranks_[0].device.backend == "cpu" ? kPrefillRowsCpu : kPrefillRowsGpu;
     const ModelSizes sizes = inventory_->sizes();
@@ -138,17 +140,19 @@ void Engine::plan(std::int64_t tokens) {
     session_.agree("plan", [&] { mine = facts(); });
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
     // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it.
-    std::vector<std::uint64_t> scratch(ranks_.size(), 0);
-    session_.agree("plan", [&] { plan_ = plan_with(scratch, tokens); }, true);
-    const std::string own = std::to_string(place_.backend->scratch_bytes(limits(plan_)));
+    std::vector<BesideArrays> beside(ranks_.size());
+    session_.agree("plan", [&] { plan_ = plan_with(beside, tokens); }, true);
+    const StepLimits first = limits(plan_);
+    const std::string own = std::to_string(place_.backend->scratch_bytes(first)) + " " + std::to_string(place_.backend->driver_bytes(first));
     const auto all = session_.all_gather(own, "scratch");
-    for (std::size_t r = 0; r < all.size(); ++r) scratch[r] = std::stoull(all[r]);
-    if (std::any_of(scratch.begin(), scratch.end(), [](auto n) { return n > 0; }))
+    for (std::size_t r = 0; r < all.size(); ++r) std::istringstream(all[r]) >> beside[r].scratch >> beside[r].driver;
+    if (std::any_of(beside.begin(), beside.end(), [](const auto& b) { return b.scratch + b.driver > 0; }))
         session_.agree("plan", [&] {
-            plan_ = plan_with(scratch, tokens);
-            for (std::size_t r = 0; r < scratch.size(); ++r) {
-                plan_.bytes[r].workspace += scratch[r];
-                plan_.available[r] += scratch[r];
+            plan_ = plan_with(beside, tokens);
+            for (std::size_t r = 0; r < beside.size(); ++r) {
+                plan_.bytes[r].workspace += beside[r].scratch;
+                plan_.bytes[r].driver = beside[r].driver;
+                plan_.available[r] += beside[r].scratch + beside[r].driver;
             }
         });
     session_.require_equal("plan", "plan", plan_json(inventory_->sizes(), plan_));
@@ -171,6 +175,7 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
     l.key_dim = config_.key_dim;
     l.value_dim = config_.value_dim;
     l.head_dim = config_.head_dim;
+    l.layers = static_cast<std::int64_t>(plan.layers.size());
     for (std::size_t i = 0; i < plan.layers.size(); ++i) {
         const LayerCut& cut = plan.layers[i];
         l.own_expert_width = std::max(l.own_expert_width, cut.expert[rank].size());
@@ -192,7 +197,10 @@ void Engine::load() {
     const auto begin = std::chrono::steady_clock::now();
     const bool bar = session_.rank() == 0 && isatty(2);
     session_.agree("load", [&] {
-        place_.backend->reserve(limits(plan_));
+        StepLimits most = limits(plan_);
+        const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(), scratch = place_.backend->scratch_bytes(most);
+        most.array_bytes = arrays > scratch ? arrays - scratch : 0;
+        place_.backend->reserve(most);
         weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend, [&](std::uint64_t done, std::uint64_t total) {
             if (bar) std::fprintf(stderr, "\rloading %3.0f%%%s", 100.0 * static_cast<double>(done) / static_cast<double>(total),
                                   done == total ? "\n" : "");
@@ -200,6 +208,7 @@ void Engine::load() {
         state_.emplace(*place_.backend, config_, plan_, session_.rank());
         model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
         model_->set_fast_prefill(options_.numerics == Numerics::fast);
+        place_.backend->reserve(most);
         place_.backend->synchronize();
     }, true);
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -208,6 +217,32 @@ void Engine::load() {
         ReadCount c;
         std::istringstream(text) >> c.cut >> c.replicated;
         reads_.push_back(c);
+    }
+    measure_held();
+}
+
+void Engine::measure_held() {
+    const Backend& backend = *place_.backend;
+    const RankFacts& before = ranks_[static_cast<std::size_t>(session_.rank())];
+    const DeviceInfo now = backend.info();
+    RankBytes mine = weights_->held();
+    mine.kv_cache = state_->held().kv_cache;
+    mine.recurrent_state = state_->held().recurrent_state;
+    mine.rope = state_->held().rope;
+    // All that no one else accounts for is working memory, so that nothing held is left out.
+    const std::uint64_t held = backend.held_bytes();
+    mine.workspace = held > mine.arrays() ? held - mine.arrays() : 0;
+    if (now.backend == "cuda" && before.device.free_bytes > now.free_bytes + held)
+        mine.driver = before.device.free_bytes - now.free_bytes - held;
+    std::string text = std::to_string(now.free_bytes);
+    for (const auto& group : kByteGroups) text += " " + std::to_string(mine.*group.bytes);
+    held_.clear();
+    for (const auto& one : session_.all_gather(text, "memory held")) {
+        RankHeld h;
+        std::istringstream in(one);
+        in >> h.free_bytes;
+        for (const auto& group : kByteGroups) in >> h.bytes.*group.bytes;
+        held_.push_back(h);
     }
 }
 

@@ -27,6 +27,12 @@ struct RankFacts {
     double gb_per_s = 0;
 };
 
+/// What a rank holds, beside what it planned.
+struct RankHeld {
+    RankBytes bytes;
+    std::uint64_t free_bytes = 0;  ///< of the device
+};
+
 class Engine {
 public:
     /// Opens and checks the checkpoint on every rank (headers only) and reads the tokenizer. Phase "open".
@@ -37,6 +43,8 @@ public:
     void plan(std::int64_t tokens);
     /// Loads this rank's weights, allocates caches and workspace. Phase "load".
     void load();
+    /// Asks every rank what it holds now. To be called by all together.
+    void measure_held();
 
     const Options& options() const { return options_; }
     mpi::Session& session() { return session_; }
@@ -52,10 +60,14 @@ public:
     const std::vector<RankFacts>& ranks() const { return ranks_; }
     double load_seconds() const { return load_seconds_; }
     const std::vector<ReadCount>& reads() const { return reads_; }  ///< one a rank, after load()
+    const std::vector<RankHeld>& held() const { return held_; }     ///< one a rank, of the last measure_held(); load() calls it
 
 private:
     RankFacts facts() const;
-    ShardPlan plan_with(const std::vector<std::uint64_t>& scratch, std::int64_t tokens) const;
+    struct BesideArrays {  ///< of one rank, bytes
+        std::uint64_t scratch = 0, driver = 0;
+    };
+    ShardPlan plan_with(const std::vector<BesideArrays>& beside, std::int64_t tokens) const;
     StepLimits limits(const ShardPlan& plan) const;
 
     const Options& options_;
@@ -72,6 +84,7 @@ private:
     std::optional<Model> model_;
     std::vector<RankFacts> ranks_;
     std::vector<ReadCount> reads_;
+    std::vector<RankHeld> held_;
     double load_seconds_ = 0;
 };
 

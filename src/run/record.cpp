@@ -41,7 +41,20 @@ std::string weights_fingerprint(const Checkpoint& checkpoint) {
     return hex(digest.value());
 }
 
+/// "shared" is the shared expert's here.
+std::string name_of(const ByteGroup& group) { return std::string(group.name) + (group.bytes == &RankBytes::shared ? "_expert_bytes" : "_bytes"); }
+
 }  // namespace
+
+void add_held(const Engine& engine, SummaryRecord& summary) {
+    for (std::size_t r = 0; r < engine.held().size(); ++r) {
+        const RankHeld& h = engine.held()[r];
+        const std::string rank = "rank" + std::to_string(r) + "_";
+        for (const auto& group : kByteGroups) summary.values.emplace_back(rank + "held_" + name_of(group), static_cast<double>(h.bytes.*group.bytes));
+        summary.values.emplace_back(rank + "held_all_bytes", static_cast<double>(h.bytes.total()));
+        summary.values.emplace_back(rank + "memory_free_at_end_bytes", static_cast<double>(h.free_bytes));
+    }
+}
 
 std::string version_line() {
     return std::string("ftmpi ") + FTMPI_VERSION + " (" + FTMPI_COMMIT + "), " +
@@ -93,11 +106,7 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std
         put("memory_free_bytes", std::to_string(f.device.free_bytes));
         put("memory_available_bytes", std::to_string(f.available));
         put("bandwidth_gb_per_s", std::to_string(f.gb_per_s));
-        for (auto [name, bytes] : {std::pair{"embedding_bytes", b.embedding}, {"delta_net_bytes", b.delta_net}, {"attention_bytes", b.attention},
-                                   {"experts_bytes", b.experts}, {"shared_expert_bytes", b.shared}, {"replicated_bytes", b.replicated},
-                                   {"head_bytes", b.head}, {"kv_cache_bytes", b.kv_cache}, {"recurrent_state_bytes", b.recurrent_state},
-                                   {"rope_bytes", b.rope}, {"workspace_bytes", b.workspace}})
-            put(name, std::to_string(bytes));
+        for (const auto& group : kByteGroups) put(name_of(group).c_str(), std::to_string(b.*group.bytes));
         put("read_bytes_per_token", std::to_string(plan.read_bytes[i]));
         r.ranks.push_back(std::move(row));
     }

@@ -67,6 +67,19 @@ void Screen::loaded(const Engine& engine) const {
     }
     std::fprintf(stderr, "loaded in %.2f s: %.1f MiB of the checkpoint cut over the ranks, %.1f MiB read by every rank\n",
                  engine.load_seconds(), mib(cut), mib(engine.reads().empty() ? 0 : replicated / engine.reads().size()));
+    std::vector<RankBytes> held;
+    for (const auto& h : engine.held()) held.push_back(h.bytes);
+    std::fputs(held_table(engine.shard_plan(), held).c_str(), stderr);
+}
+
+void Screen::taken(const Engine& engine) const {
+    if (!shown_) return;
+    for (std::size_t r = 0; r < engine.held().size(); ++r) {
+        const DeviceInfo& before = engine.ranks()[r].device;
+        if (before.backend != "cuda") continue;
+        std::fprintf(stderr, "memory: rank %zu planned %.1f MiB, its GPU has given %.1f MiB\n", r, mib(engine.shard_plan().bytes[r].total()),
+                     mib(before.free_bytes) - mib(engine.held()[r].free_bytes));
+    }
 }
 
 void Screen::text(const Request& request, std::string_view text, bool last) {

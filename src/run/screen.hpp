@@ -17,6 +17,8 @@ public:
     void plan(const Engine& engine) const;
     void resumed(std::size_t finished) const;
     void loaded(const Engine& engine) const;
+    /// On GPUs: what the device has given since the plan was made, beside the plan. After Engine::measure_held().
+    void taken(const Engine& engine) const;
     void text(const Request& request, std::string_view text, bool last);
     void finished(const RequestRecord& record) const;
     void summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const;

@@ -33,6 +33,10 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
     w.act = rows * config.top_k * config.expert_width;
     w.shared_act = rows * config.shared_width;
     w.logits = plan.slots * config.vocab;
+    w.rows = rows * 3;
+    w.expert_ids = w.expert_weights = rows * config.top_k;
+    w.token_mask = (config.vocab + 3) / 4;
+    w.chosen = 2 * plan.slots;
     return w;
 }
 
@@ -88,6 +92,8 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
             group += sum.matrix(layer.v, kv * config.head_dim);
             group += sum.floats(mixer.empty() ? 0 : 2 * config.head_dim);
             cost.kv_per_token += static_cast<std::uint64_t>(plan.slots * 2 * kv * config.head_dim) * size_of(plan.kv);
+            // cos and sin, half of them each, where heads are turned by them
+            if (!mixer.empty()) cost.rope_per_token = static_cast<std::uint64_t>(config.rotary_dim) * 4;
         }
         const auto out = sum.matrix(layer.out, cut.out[r].size());
         (plan.out_replicated ? cost.fixed.replicated : group) += out;
@@ -111,7 +117,6 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
     if (!plan.embedding_on_host) cost.fixed.embedding = embedding;
 
     cost.fixed.workspace = 4 * static_cast<std::uint64_t>(workspace_of(config, plan, rank).total());
-    cost.rope_per_token = static_cast<std::uint64_t>(config.rotary_dim) * 4;  // cos and sin, half of them each
     cost.read_bytes = sum.read;
     return cost;
 }

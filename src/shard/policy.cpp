@@ -10,7 +10,7 @@
 namespace ftmpi::shard {
 namespace {
 
-constexpr double kUnlimited = 1e15;  // tokens; a context no memory bounds
+constexpr auto kUnlimited = static_cast<double>(kUnlimitedContext);
 constexpr double kGroupHandicap = 1.02;
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }

@@ -150,19 +150,6 @@ std::string json_ranges(const std::vector<Range>& ranges) {
     return json_array(ranges, [](Range r) { return "[" + std::to_string(r.begin) + ", " + std::to_string(r.end) + "]"; });
 }
 
-using Group = std::pair<const char*, std::uint64_t RankBytes::*>;
-constexpr Group kGroups[] = {{"embedding", &RankBytes::embedding},
-                             {"delta_net", &RankBytes::delta_net},
-                             {"attention", &RankBytes::attention},
-                             {"experts", &RankBytes::experts},
-                             {"shared", &RankBytes::shared},
-                             {"replicated", &RankBytes::replicated},
-                             {"head", &RankBytes::head},
-                             {"kv_cache", &RankBytes::kv_cache},
-                             {"recurrent_state", &RankBytes::recurrent_state},
-                             {"rope", &RankBytes::rope},
-                             {"workspace", &RankBytes::workspace}};
-
 }  // namespace
 
 std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
@@ -174,14 +161,15 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
                        (plan.embedding_on_host ? "in host memory" : "on every rank") + "\n\nMemory in MiB\n";
 
     Table memory;
-    memory.row({"rank", "name", "has", "needs", "free", "embed", "delta", "attn", "expert", "shared", "every", "head", "kv",
-                "state", "rope", "work"});
+    std::vector<std::string> headings{"rank", "name", "has", "needs", "free"};
+    for (const auto& group : kByteGroups) headings.push_back(group.heading);
+    memory.row(std::move(headings));
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         const auto& bytes = plan.bytes[i];
         std::vector<std::string> cells{std::to_string(r), short_name(plan.names[i]), mebibytes(plan.available[i]),
                                        mebibytes(bytes.total()), mebibytes(plan.available[i] - bytes.total())};
-        for (const auto& group : kGroups) cells.push_back(mebibytes(bytes.*group.second));
+        for (const auto& group : kByteGroups) cells.push_back(mebibytes(bytes.*group.bytes));
         memory.row(std::move(cells));
     }
     text += memory.text();
@@ -221,11 +209,29 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
                         number(plan.exchange_seconds * 1e6, 1) + " us") +
                 "\n";
     }
-    text += "\nCapacity: the caches could hold " + std::to_string(plan.context_capacity) + " tokens a sequence, " +
-            std::to_string(plan.context_capacity * plan.slots) + " in all; this model takes sequences of up to " +
-            std::to_string(sizes.config.max_positions) + "\n";
+    text += plan.context_capacity == kUnlimitedContext ? "\nCapacity: nothing grows with the context"
+                                                       : "\nCapacity: the caches could hold " + std::to_string(plan.context_capacity) +
+                                                             " tokens a sequence, " + std::to_string(plan.context_capacity * plan.slots) + " in all";
+    text += "; this model takes sequences of up to " + std::to_string(sizes.config.max_positions) + "\n";
     for (const auto& note : plan.notes) text += wrapped("- " + note) + "\n";
     return text;
+}
+
+std::string held_table(const ShardPlan& plan, const std::vector<RankBytes>& held) {
+    Table table;
+    std::vector<std::string> headings{"rank", "", "all"};
+    for (const auto& group : kByteGroups) headings.push_back(group.heading);
+    table.row(std::move(headings));
+    const auto row = [&](std::size_t rank, const char* what, const RankBytes& bytes) {
+        std::vector<std::string> cells{std::to_string(rank), what, mebibytes(bytes.total())};
+        for (const auto& group : kByteGroups) cells.push_back(mebibytes(bytes.*group.bytes));
+        table.row(std::move(cells));
+    };
+    for (std::size_t r = 0; r < held.size(); ++r) {
+        row(r, "planned", plan.bytes[r]);
+        row(r, "held", held[r]);
+    }
+    return "Memory in MiB, planned and held\n" + table.text();
 }
 
 std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan) {
@@ -239,8 +245,8 @@ std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan) {
                ", \"available_bytes\": " + std::to_string(plan.available[i]) +
                ", \"needed_bytes\": " + std::to_string(plan.bytes[i].total()) + ", \"bytes\": {";
         bool first = true;
-        for (const auto& group : kGroups) {
-            out += std::string(first ? "" : ", ") + '"' + group.first + "\": " + std::to_string(plan.bytes[i].*group.second);
+        for (const auto& group : kByteGroups) {
+            out += std::string(first ? "" : ", ") + '"' + group.name + "\": " + std::to_string(plan.bytes[i].*group.bytes);
             first = false;
         }
         out += "}, \"asked_share\": " + decimal(plan.asked[i]) + ", \"given_share\": " + decimal(plan.given[i]) +

@@ -16,36 +16,52 @@ public:
         const auto& table = inventory_.embedding();
         MatrixSource source{.format = table.format, .groups = 1, .rows = table.rows, .cols = table.cols, .blocks = {}};
         source.blocks.push_back(table.block({0, table.rows}));
-        to_.embedding_ = backend_.load_table(source, plan_.embedding_on_host);
+        in(&RankBytes::embedding, [&] { to_.embedding_ = backend_.load_table(source, plan_.embedding_on_host); });
         if (!plan_.embedding_on_host) {
             to_.read_.replicated += table.bytes({0, table.rows});
             to_.matrix_bytes_ += to_.embedding_->bytes;
         }
-        to_.final_norm_ = norm(inventory_.final_norm());
+        in(&RankBytes::replicated, [&] { to_.final_norm_ = norm(inventory_.final_norm()); });
         to_.layers_.resize(inventory_.layers().size());
         for (std::size_t i = 0; i < to_.layers_.size(); ++i) {
             layer(inventory_.layers()[i], plan_.layers[i], to_.layers_[i]);
             if (progress_) progress_(i + 1, to_.layers_.size() + 1);
         }
-        to_.head_ = rows_of(inventory_.head(), plan_.head[rank_]);
+        in(&RankBytes::head, [&] { to_.head_ = rows_of(inventory_.head(), plan_.head[rank_]); });
         checkpoint_.check_unchanged();
         if (progress_) progress_(to_.layers_.size() + 1, to_.layers_.size() + 1);
     }
 
 private:
+    /// What `load` takes counts to this group.
+    template <class Load>
+    void in(std::uint64_t RankBytes::*group, Load load) {
+        const HeldSpan span(backend_, to_.held_.*group);
+        load();
+    }
+
     void layer(const Inventory::Layer& from, const LayerCut& cut, LayerWeights& to) {
         to.kind = from.kind;
-        to.input_norm = norm(*from.input_norm);
-        to.post_norm = norm(*from.post_norm);
-        if (from.kind == LayerKind::attention) attention(from, cut.mixer[rank_], to);
-        else delta_net(from, cut.mixer[rank_], to);
-        to.out = rows_of(from.out, cut.out[rank_]);
-        to.router = whole(from.router);
-        to.shared_gate = whole(from.shared_gate);
-        to.gate_up = experts_of(from.experts, cut.expert[rank_], true);
-        to.down = experts_of(from.experts, cut.down[rank_], false);
-        to.shared_gate_up = experts_of({from.shared}, cut.shared[rank_], true);
-        to.shared_down = experts_of({from.shared}, cut.down[rank_], false);
+        const auto mixer = from.kind == LayerKind::attention ? &RankBytes::attention : &RankBytes::delta_net;
+        in(mixer, [&] {
+            if (from.kind == LayerKind::attention) attention(from, cut.mixer[rank_], to);
+            else delta_net(from, cut.mixer[rank_], to);
+        });
+        in(plan_.out_replicated ? &RankBytes::replicated : mixer, [&] { to.out = rows_of(from.out, cut.out[rank_]); });
+        in(&RankBytes::replicated, [&] {
+            to.input_norm = norm(*from.input_norm);
+            to.post_norm = norm(*from.post_norm);
+            to.router = whole(from.router);
+            to.shared_gate = whole(from.shared_gate);
+        });
+        in(&RankBytes::experts, [&] {
+            to.gate_up = experts_of(from.experts, cut.expert[rank_], true);
+            to.down = experts_of(from.experts, cut.down[rank_], false);
+        });
+        in(&RankBytes::shared, [&] {
+            to.shared_gate_up = experts_of({from.shared}, cut.shared[rank_], true);
+            to.shared_down = experts_of({from.shared}, cut.down[rank_], false);
+        });
     }
 
     void attention(const Inventory::Layer& from, Range heads, LayerWeights& to) {
@@ -53,8 +69,12 @@ private:
         to.q = rows_of(from.q, heads * (2 * config_.head_dim));
         to.k = rows_of(from.k, kv * config_.head_dim);
         to.v = rows_of(from.v, kv * config_.head_dim);
-        to.q_norm = norm(*from.q_norm);
-        to.k_norm = norm(*from.k_norm);
+        // Read in any case, so that a bad value is refused alike on all ranks.
+        auto q_norm = norm_values(*from.q_norm), k_norm = norm_values(*from.k_norm);
+        if (!heads.empty()) {
+            to.q_norm = upload(q_norm, from.q_norm->name);
+            to.k_norm = upload(k_norm, from.k_norm->name);
+        }
         if (plan_.kv == KvType::fp8) {
             if (from.k_scale) to.k_scale = cache_scale(*from.k_scale);
             if (from.v_scale) to.v_scale = cache_scale(*from.v_scale);
@@ -84,7 +104,8 @@ private:
         };
         to.neg_exp_a = head_values(*from.a_log, [](float a) { return -num::exp(a); });
         to.dt_bias = head_values(*from.dt_bias, [](float b) { return b; });
-        to.norm = upload(replicated(*from.norm), from.norm->name);
+        const auto norm = replicated(*from.norm);
+        if (!groups.empty()) to.norm = upload(norm, from.norm->name);
     }
 
     std::unique_ptr<Matrix> rows_of(const StoredMatrix& m, Range rows) { return rows_of(m, std::vector<Range>{rows}); }
@@ -139,11 +160,12 @@ private:
     }
 
     /// Weight of a zero-centred RMSNorm, kept as 1 + w in fp32.
-    DeviceArray<float> norm(const TensorView& t) {
+    std::vector<float> norm_values(const TensorView& t) {
         auto values = replicated(t);
         for (float& v : values) v = 1.0f + v;
-        return upload(values, t.name);
+        return values;
     }
+    DeviceArray<float> norm(const TensorView& t) { return upload(norm_values(t), t.name); }
 
     float cache_scale(const TensorView& t) {
         const float s = replicated(t)[0];
