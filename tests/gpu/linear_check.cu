@@ -1,11 +1,11 @@
 // Matrices, experts and steps of the CUDA backend against the CPU backend, to the bit, then their times at the sizes of a 35B
-// model. --quick: small shapes and no times (for memory checkers).
-#include <cstdlib>
+// model. --quick: small shapes and no times; FTMPI_CHECK_SHORT=1: fewer still.
 #include <thread>
 
 #include "../../cuda/backend.hpp"
 #include "../../src/cpu_backend.hpp"
 #include "checks.hpp"
+#include "short_form.hpp"
 
 namespace {
 
@@ -178,9 +178,11 @@ void check_refusals(Pair& p) {
 }
 
 void check_all(Pair& p) {
-    const std::vector<std::int64_t> cols = p.quick ? std::vector<std::int64_t>{16, 64, 528, 1056} : std::vector<std::int64_t>{16, 32, 48, 64, 256, 512, 520, 528, 1040, 2048, 4096};
-    const std::vector<std::int64_t> rows = p.quick ? std::vector<std::int64_t>{1, 40} : std::vector<std::int64_t>{1, 16, 40, 512};
-    const std::vector<std::int64_t> inputs = p.quick ? std::vector<std::int64_t>{1, 3, 17, 70} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257};
+    using Sizes = std::vector<std::int64_t>;
+    const auto sizes = [&](Sizes few, Sizes quick, Sizes all) { return short_form() ? few : p.quick ? quick : all; };
+    const Sizes cols = sizes({48, 1056}, {16, 64, 528, 1056}, {16, 32, 48, 64, 256, 512, 520, 528, 1040, 2048, 4096});
+    const Sizes rows = sizes({40}, {1, 40}, {1, 16, 40, 512});
+    const Sizes inputs = sizes({1, 3, 17}, {1, 3, 17, 70}, {1, 2, 5, 8, 9, 64, 257});
     for (const Format f : kFormats)
         for (const auto k : cols)
             for (const auto r : rows)
@@ -192,7 +194,7 @@ void check_all(Pair& p) {
         for (const Format f : kFormats)
             for (const std::int64_t n : {1, 8, 64}) check_project(p, {f}, 8192, 2048, n);
 
-    for (const std::int64_t r : p.quick ? std::vector<std::int64_t>{1, 5, 40} : std::vector<std::int64_t>{1, 2, 5, 8, 9, 64, 257}) {
+    for (const auto r : sizes({1, 12}, {1, 5, 40}, {1, 2, 5, 8, 9, 64, 257})) {
         for (const Format f : kFormats) check_experts(p, {f, f, 16, 256, 64, 128, 64, 128, 256, r, 4});
         check_experts(p, {Format::nvfp4, Format::bf16, 16, 256, 64, 128, 16, 40, 72, r, 4});
         check_experts(p, {Format::fp8_row, Format::nvfp4, 7, 64, 96, 48, 24, 48, 17, r, 3});
@@ -200,8 +202,8 @@ void check_all(Pair& p) {
         check_experts(p, {Format::mxfp4, Format::fp8_row, 5, 544, 576, 64, 32, 0, 40, r, 1});
         if (!p.quick && r < 100) check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
     }
-    for (const std::int64_t r : {1, 3, 70})
-        for (const std::int64_t w : {16, 100, 256, 2048, 5000}) check_steps(p, r, w);
+    for (const auto r : sizes({3}, {1, 3, 70}, {1, 3, 70}))
+        for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000})) check_steps(p, r, w);
     check_refusals(p);
 }
 
@@ -217,7 +219,7 @@ int main(int argc, char** argv) {
         const auto info = gpu->info();
         std::printf("%s, %s, capability %s, driver %s\n", info.name.c_str(), info.uuid.c_str(), info.capability.c_str(), info.driver.c_str());
         Pair pair{*cpu, *gpu, tally};
-        pair.quick = argc > 1 && std::string(argv[1]) == "--quick";
+        pair.quick = short_form() || (argc > 1 && std::string(argv[1]) == "--quick");
         check_all(pair);
         if (!pair.quick) time_all(*gpu);
         return tally.finish();

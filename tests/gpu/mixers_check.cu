@@ -1,5 +1,6 @@
 // Gated DeltaNet and attention on the GPU against the CPU backend, bit by bit, then their times at the real model's size.
 // Prints a line a check, exits with 1 when any fails. Usage: mixers_check [check|time], both without an argument.
+// FTMPI_CHECK_SHORT=1: few shapes, no times.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "../../src/cpu_backend.hpp"
 #include "guarded.hpp"
 #include "mixers_times.hpp"
+#include "short_form.hpp"
 
 using namespace ftmpi;
 using namespace ftmpi::gpu_check;
@@ -166,6 +168,20 @@ struct DeltaCase {
         report(trouble.empty(), name() + ", " + what, trouble);
     }
 };
+
+using Steps = std::vector<std::vector<Row>>;
+
+/// The short form: each kernel's instances, one or a few rows a slot, parts of tiles.
+void check_delta_net_shortly() {
+    const DeltaCase cases[] = {{2, 4, 128, 128, 4, 3, 2}, {2, 2, 16, 16, 4, 3, 3}, {2, 2, 200, 136, 6, 3, 5}};
+    for (const DeltaCase& c : cases) {
+        c.check("19 rows", steps_of(1, 5, 19, 19));
+        c.check("a row of each of 3 slots", Steps{{{0, 2, 0}, {0, 0, 9}, {0, 1, 3}}, {{0, 2, 1}, {0, 0, 10}, {0, 1, 4}}});
+        Steps mixed(1);
+        append(mixed[0], 0, 4, 3), append(mixed[0], 2, 7, 2), append(mixed[0], 0, 7, 1);
+        c.check("6 rows of 2 slots", mixed);
+    }
+}
 
 void check_delta_net() {
     const DeltaCase cases[] = {{16, 32, 128, 128, 4, 3, 1}, {4, 8, 128, 128, 4, 3, 2}, {4, 8, 16, 16, 4, 3, 3},
@@ -329,6 +345,21 @@ struct AttentionCase {
 
 void check_e4m3();
 
+/// As above; positions cross 256, where a second piece begins.
+void check_attention_shortly() {
+    check_e4m3();
+    for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
+        const AttentionCase cases[] = {{4, 2, 0, 0, 2, 256, 64, kv, 301, 3, 3}, {5, 1, 3, 0, 8, 72, 24, kv, 301, 3}};
+        for (const AttentionCase& c : cases) {
+            c.check("9 rows from 250", steps_of(1, 250, 9, 9));
+            c.check("a row of each of 3 slots", Steps{{{0, 2, 0}, {0, 0, 257}, {0, 1, 254}}, {{0, 2, 1}, {0, 0, 258}, {0, 1, 255}}});
+            Steps mixed(1);
+            append(mixed[0], 0, 254, 4), append(mixed[0], 2, 0, 3), append(mixed[0], 0, 258, 1);
+            c.check("8 rows of 2 slots", mixed);
+        }
+    }
+}
+
 void check_attention() {
     check_e4m3();
     for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
@@ -397,14 +428,12 @@ int main(int argc, char** argv) {
     try {
         const auto start = std::chrono::steady_clock::now();
         if (what != "time") {
-            check_delta_net();
-            check_attention();
+            check::short_form() ? check_delta_net_shortly() : check_delta_net();
+            check::short_form() ? check_attention_shortly() : check_attention();
             std::printf("checks took %.1f s\n",
                         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         }
-        if (what != "check") {
-            time_mixers();
-        }
+        if (what != "check" && !check::short_form()) time_mixers();
     } catch (const std::exception& e) {
         report(false, "no error", e.what());
     }

@@ -113,21 +113,17 @@ small_bench() {
 }
 
 small_sanitizer() {
-    local sanitizer tool program name arguments
+    local sanitizer tool program
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     if [ -z "$sanitizer" ]; then failed_row sanitizer "compute-sanitizer" "it is not installed here"; return; fi
     for tool in memcheck racecheck; do
-        # racecheck takes minutes over the mixers' and the tensor cores' checks, more than this script has.
-        local checks=("linear_check --quick" "fused_check")
-        [ $tool = racecheck ] || checks+=("mixers_check check" "fast_check --quick")
-        for name in "${checks[@]}"; do
-            read -r program arguments <<<"$name"
+        for program in linear_check mixers_check fused_check fast_check; do
             if [ ! -x "$build/tests/gpu/$program" ]; then
                 failed_row sanitizer "$tool: $program" "$build/tests/gpu/$program is missing"
                 continue
             fi
-            # shellcheck disable=SC2086
-            timed 100 env FTMPI_CHECK_SHORT=1 "$sanitizer" --tool $tool --error-exitcode 86 "$build/tests/gpu/$program" $arguments
+            # short_form.hpp says what is taken.
+            timed 60 env FTMPI_CHECK_SHORT=1 "$sanitizer" --tool $tool --error-exitcode 86 "$build/tests/gpu/$program"
             row sanitizer "$tool: $program" "$(grep -hE 'SUMMARY' "$work/out" "$work/err" | tail -n 1)"
         done
     done
