@@ -48,10 +48,12 @@ cudaDeviceProp open_device(int device) {
         throw Error(Exit::failure, "GPU " + std::to_string(device) + " was asked for, this process sees " + std::to_string(count));
     cudaDeviceProp properties{};
     FTMPI_CUDA(cudaGetDeviceProperties(&properties, device));
-    FTMPI_CUDA(cudaSetDevice(device));
-    FTMPI_CUDA(cudaFree(nullptr));
+    // Modules that are loaded eagerly are missed where the context is made, the others where a kernel is asked for.
     cudaFuncAttributes attributes{};
-    const cudaError_t e = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe));
+    const char* call = "cudaSetDevice";
+    cudaError_t e = cudaSetDevice(device);
+    if (e == cudaSuccess) e = cudaFree(nullptr), call = "cudaFree";
+    if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe)), call = "cudaFuncGetAttributes";
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion) {
         cudaGetLastError();
         throw Error(Exit::failure,
@@ -60,7 +62,7 @@ cudaDeviceProp open_device(int device) {
                     "build with -DFTMPI_CUDA_ARCHS=" + std::to_string(properties.major) + std::to_string(properties.minor) +
                         " or use a newer driver");
     }
-    check(e, "cudaFuncGetAttributes", __FILE__);
+    check(e, call, __FILE__);
     return properties;
 }
 

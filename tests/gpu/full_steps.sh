@@ -99,6 +99,7 @@ full_load() {
         timed 200 "${command_line[@]}"
         seconds=$(sed -n 's/.*loaded in \([0-9.]*\) s.*/\1/p' "$work/err")
         row load "$turn load" "${seconds:-?} s" || return
+        memory_rows load "$turn load"
     done
     if holds "${seconds:-99} < 15"; then passed_row load "from the page cache in under 15 s" "$seconds s"; else
         failed_row load "from the page cache in under 15 s" "$seconds s"

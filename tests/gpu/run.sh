@@ -3,20 +3,23 @@
 # (none: says so, exit code 77), prints one line a check and exits with 1 when any check failed or could not be made.
 #
 #   tests/gpu/run.sh                    the small models of data/, under 8 minutes
-#   tests/gpu/run.sh --only P[,P...]    some phases of it: programs hashes kv batch fast bench sanitizer
+#   tests/gpu/run.sh --only P[,P...]    some phases of it: programs hashes kv batch fast memory faults bench ptx sanitizer
 #   tests/gpu/run.sh --full S[,S...]    steps at full size, each under 9 minutes; they share a checkpoint in FTMPI_FULL_DIR
 #                                       (/tmp/ftmpi-full): checkpoint hash long cpu layers load decode prefill memory
 #                                       policies far checkpoint-fp8 fp8
 # FTMPI_BUILD=DIR uses what is built there (DIR/ftmpi, DIR/tests/gpu/*_check) and builds nothing; else build-gpu/ of this
 # checkout is configured for the GPUs here and built. FTMPI_MPIRUN is what starts ranks (jobs/mpirun.sh).
+# The phase ptx takes further builds: FTMPI_BUILD_86 and FTMPI_BUILD_89, which hold PTX alone (-DFTMPI_CUDA_ARCHS=86-virtual, 89-virtual)
+# and run what older GPUs run; FTMPI_BUILD_NONE, which holds no code for the GPU here (100-real, say) and must say so.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 here=$root/tests/gpu
 . "$here/table.sh"
 . "$here/small_phases.sh"
+. "$here/fault_phases.sh"
 . "$here/full_steps.sh"
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 kind=small wanted=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -28,7 +31,7 @@ while [ $# -gt 0 ]; do
     wanted=${2//,/ }
     shift 2
 done
-small_order="programs hashes kv batch fast bench sanitizer"
+small_order="programs hashes kv batch fast memory faults bench ptx sanitizer"
 full_order="checkpoint hash long cpu layers load decode prefill memory policies far checkpoint-fp8 fp8"
 [ "$kind" = small ] && order=$small_order || order=$full_order
 if [ -z "$wanted" ]; then [ "$kind" = small ] && wanted=$order || usage; fi

@@ -95,6 +95,49 @@ small_fast() {
     small_run $model fast "$model: GPU, 2 ranks" 2 peer --backend cuda --numerics fast --shares 3,1
 }
 
+# What the plan says is what the GPU gives, before the first prompt and with everything in use.
+small_memory() {
+    local np form
+    for form in "1 --batch 1" "1 --batch 5 --kv fp8" "2 --shares 3,1" "2 --shares 1,0 --embedding device"; do
+        np=${form%% *}
+        if [ "$np" -gt "$gpus" ]; then left_out_row memory "${form#* }, $np ranks" "one GPU here"; continue; fi
+        rm -f "$work/memory.h5"
+        # shellcheck disable=SC2086
+        ranks "$np" "$ftmpi" --backend cuda --model "$root/data/tiny-nvfp4" --prompts "$root/jobs/five_prompts.jsonl" --output "$work/memory.h5" ${form#* }
+        timed 60 "${command_line[@]}"
+        row memory "tiny-nvfp4, $np ranks, ${form#* }" "" && memory_rows memory "$np ranks, ${form#* }"
+    done
+}
+
+# Programs that hold PTX alone: the driver makes this GPU's code of it, on the paths of an older one.
+small_ptx() {
+    local arch folder name model
+    for arch in 86 89; do
+        folder=FTMPI_BUILD_$arch
+        folder=${!folder-}
+        if [ ! -x "$folder/ftmpi" ]; then left_out_row ptx "PTX of compute_$arch alone" "FTMPI_BUILD_$arch names no such build"; continue; fi
+        local ftmpi=$folder/ftmpi
+        for name in linear_check mixers_check fused_check; do
+            if [ ! -x "$folder/tests/gpu/$name" ]; then failed_row ptx "compute_$arch: $name" "$folder/tests/gpu/$name is missing"; continue; fi
+            timed 90 env FTMPI_CHECK_SHORT=1 "$folder/tests/gpu/$name"
+            row ptx "compute_$arch: $name" "$(tail -n 1 "$work/out")"
+        done
+        for model in $models; do
+            small_reference "$model" bf16 || continue
+            small_run "$model" ptx "compute_$arch, $model: GPU, 1 rank" 1 - --backend cuda
+            [ "$gpus" -lt 2 ] || small_run "$model" ptx "compute_$arch, $model: GPU, 2 ranks" 2 peer --backend cuda --shares 3,1
+        done
+    done
+    if [ ! -x "${FTMPI_BUILD_NONE-}/ftmpi" ]; then left_out_row ptx "a program without code for this GPU" "FTMPI_BUILD_NONE names no such build"; return; fi
+    timed 60 "$FTMPI_BUILD_NONE/ftmpi" --backend cuda --model "$root/data/tiny-nvfp4" --prompt And --output "$work/none.h5"
+    if [ $code = 1 ] && grep -q 'holds no code for ' "$work/err"; then
+        passed_row ptx "a program without code for this GPU" "$(grep -o 'this program holds no code for .*' "$work/err" | head -n 1)"
+    else
+        failed_row ptx "a program without code for this GPU" "exit code $code"
+        tail -n 6 "$work/err" | sed 's/^/    | /'
+    fi
+}
+
 small_bench() {
     local np
     for np in 1 2; do
