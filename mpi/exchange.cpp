@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -19,12 +18,6 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 constexpr int head_tag = 1;
 constexpr int rest_tag = 2;
-
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g s", seconds);
-    return text;
-}
 
 }  // namespace
 

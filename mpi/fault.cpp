@@ -23,7 +23,14 @@ void act(const Fault& fault) {
     if (fault.action == "abort") std::abort();
     if (fault.action == "kill") raise(SIGKILL);
     if (fault.action == "stop") raise(SIGSTOP);
-    if (fault.action == "term") raise(SIGTERM);
+    // To the process, as from outside: whichever thread takes it.
+    if (fault.action == "term") ::kill(getpid(), SIGTERM);
+    if (fault.action == "int") ::kill(getpid(), SIGINT);
+    if (fault.action == "int2")
+        for (const int pause : {200000, 0}) {
+            ::kill(getpid(), SIGINT);
+            usleep(static_cast<useconds_t>(pause));
+        }
     if (fault.action == "hang")
         for (;;) sleep(1);
 }
@@ -44,12 +51,12 @@ Fault parse_fault(std::string_view text) {
         fault.phase = phase;
         fault.action = text.substr(last + 1);
         bool known = false;
-        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term"}) known |= fault.action == action;
+        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2"}) known |= fault.action == action;
         good = good && known && !phase.empty();
     }
     if (!good)
         throw Error(Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
-                    "actions are throw, exit, abort, kill, stop, hang and term; unset it for normal work");
+                    "actions are throw, exit, abort, kill, stop, hang, term, int and int2; unset it for normal work");
     return fault;
 }
 

@@ -7,8 +7,8 @@
 namespace ftmpi::mpi {
 
 /// FTMPI_FAULT="RANK:PHASE:ACTION" or "RANK:PHASE#N:ACTION" (the N-th time this phase is reached, from 1).
-/// Actions: throw (an Error), exit (code 3, no clean-up), abort, kill (SIGKILL), stop (SIGSTOP), hang, term (SIGTERM to
-/// itself).
+/// Actions: throw (an Error), exit (code 3, no clean-up), abort, kill (SIGKILL), stop (SIGSTOP), hang, term and int
+/// (SIGTERM, SIGINT to itself), int2 (SIGINT twice).
 struct Fault {
     int rank = 0;
     std::string phase;

@@ -1,8 +1,10 @@
 #include "report.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <new>
+#include <system_error>
 
 namespace ftmpi::mpi {
 namespace {
@@ -27,18 +29,35 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Report report_of_current_exception() {
+Error error_of_current_exception() {
     try {
         throw;
     } catch (const Error& error) {
-        return {error.code(), error.what(), error.hint()};
+        return error;
     } catch (const std::bad_alloc&) {
         return {Exit::does_not_fit, "out of host memory", "close other programs, or use more ranks on more machines"};
+    } catch (const std::system_error& error) {
+        // std::thread's constructor says no more than this.
+        if (error.code() == std::errc::resource_unavailable_try_again)
+            return {Exit::failure, "a thread cannot be started: " + error.code().message(),
+                    "the number of processes (ulimit -u) or the address space (ulimit -v) is limited; --threads takes fewer"};
+        return {Exit::failure, error.what()};
     } catch (const std::exception& error) {
-        return {Exit::failure, error.what(), {}};
+        return {Exit::failure, error.what()};
     } catch (...) {
-        return {Exit::failure, "an exception of an unknown type", {}};
+        return {Exit::failure, "an exception of an unknown type"};
     }
+}
+
+Report report_of_current_exception() {
+    const Error error = error_of_current_exception();
+    return {error.code(), error.what(), error.hint()};
+}
+
+std::string seconds_text(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g s", seconds);
+    return text;
 }
 
 std::string encode(const Report& report) {

@@ -15,7 +15,9 @@ struct Report {
     std::string hint;
 };
 
-/// The exception in flight as a report: ftmpi::Error, out of memory, any other.
+/// The exception in flight as an Error: itself, out of memory, a thread that cannot be started, any other.
+Error error_of_current_exception();
+/// The same as a report.
 Report report_of_current_exception();
 
 /// Empty for a phase that went well.
@@ -29,6 +31,9 @@ Exit code_of(const std::vector<Report>& reports);
 
 /// "rank 1 (node7)" or "ranks 1, 3 (node7, node8)".
 std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::string>& hosts);
+
+/// "0.5 s".
+std::string seconds_text(double seconds);
 
 /// What differs first between the ranks' texts, with line number and ranks; empty when all are equal.
 std::string first_difference(std::string_view what, const std::vector<std::string>& texts);

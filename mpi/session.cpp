@@ -6,9 +6,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include "exchange.hpp"
@@ -50,6 +50,7 @@ void flush_output() {
     std::fflush(nullptr);
 }
 
+constexpr double start_seconds = 10;
 constexpr double finish_seconds = 5;
 constexpr double abort_seconds = 2.5;
 
@@ -79,10 +80,12 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     for (const auto& [name, value] : settings.set) setenv(name.c_str(), value.c_str(), 0);
     for (const auto& name : settings.hide) unsetenv(name.c_str());
 
-    const Watchdog watchdog(timeout,
-                            "ftmpi: error on " + s.host + ": MPI did not start within " +
-                                std::to_string(static_cast<long>(timeout)) +
-                                " s; is a rank missing, or can hosts not reach each other?\n",
+    // Starting takes a part of a second whatever the deadline of a wait is.
+    const double patience = std::max(timeout, start_seconds);
+    const StopBound bound("the start of MPI");
+    const Watchdog watchdog(patience,
+                            "ftmpi: error on " + s.host + ": MPI did not start within " + seconds_text(patience) +
+                                "; is a rank missing, or can hosts not reach each other?\n",
                             static_cast<int>(Exit::timed_out));
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
@@ -105,7 +108,13 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     s.exchange = std::make_unique<Exchange>(s.comm, s.rank, s.size);
     s.exchange->set_timeout(timeout);
     s.exchange->set_hosts(all_gather(s.host, "hosts"));
+    name_for_handlers(s.rank, name_ranks({s.rank}, s.exchange->hosts()));
     install_stop_signals();
+}
+
+bool Session::is_one_of_several() {
+    const auto launch = launch_of(process_environment(), library_text());
+    return launch && launch->size > 1;
 }
 
 Session::~Session() {
@@ -136,10 +145,11 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     State& s = *state_;
     Report mine;
     try {
+        std::optional<StopBound> bound;
+        if (stoppable) bound.emplace(phase);
         fault_point(s.rank, phase);
         work();
-        if (const int signal = stoppable ? stop_signal() : 0; signal != 0)
-            mine = {Exit::interrupted, std::string("stopped by signal ") + strsignal(signal), {}};
+        if (stoppable && stop_requested()) mine = {Exit::interrupted, stop_text(), {}};
     } catch (...) {
         mine = report_of_current_exception();
     }
@@ -152,11 +162,9 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
         reports[static_cast<std::size_t>(s.rank)] = mine;
         std::string message = message_of(phase, reports, s.exchange->hosts());
         std::string what = error.what();
-        if (error.code() == Exit::timed_out) {
-            char seconds[32];
-            std::snprintf(seconds, sizeof seconds, "%g", s.exchange->timeout());
-            what = name_ranks(s.exchange->missing(), s.exchange->hosts()) + " did not come back within " + seconds + " s";
-        }
+        if (error.code() == Exit::timed_out)
+            what = name_ranks(s.exchange->missing(), s.exchange->hosts()) + " did not come back within " +
+                   seconds_text(s.exchange->timeout());
         message += "ftmpi: error in " + std::string(phase) + ": " + what + "\n";
         if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
         end_job(message, mine.code == Exit::ok ? error.code() : mine.code);
@@ -262,6 +270,9 @@ void Session::abort(const Error& error) {
     std::string message =
         "ftmpi: error on " + name_ranks({state_->rank}, state_->exchange->hosts()) + ": " + error.what() + "\n";
     if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
+    // What is wrong with a file is wrong for all ranks that read it: rank 0 speaks, the others only if it does not.
+    if (error.code() == Exit::bad_input && state_->rank > 0)
+        std::this_thread::sleep_for(std::chrono::duration<double>(abort_seconds));
     end_job(message, error.code());
 }
 

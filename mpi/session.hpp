@@ -27,6 +27,9 @@ public:
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    /// Whether a launcher started this process as one of several; asks the environment only.
+    static bool is_one_of_several();
+
     int rank() const;
     int size() const;
     int local_rank() const;  ///< among the ranks of this host
@@ -37,7 +40,8 @@ public:
     /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one message for the
     /// lowest failing rank (phase, rank, host, what, hint; and how many others failed) and every rank throws Agreed with
     /// the same code. A rank that does not come back before the deadline ends the job with Exit::timed_out.
-    /// With `stoppable`, a signal that asks to stop counts as a failure with Exit::interrupted once `work` is done.
+    /// With `stoppable`, a signal that asks to stop counts as a failure with Exit::interrupted once `work` is done, and ends this
+    /// process with that code when `work` does not come back within five seconds.
     /// Nothing inside `work` may communicate.
     void agree(std::string_view phase, const std::function<void()>& work, bool stoppable = false);
 

@@ -1,33 +1,142 @@
 #include "signals.hpp"
 
+#include <unistd.h>
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
+#include <cstring>
+#include <ctime>
+
+#include "../src/error.hpp"
 
 namespace ftmpi::mpi {
 namespace {
 
+constexpr unsigned grace_seconds = 5;
+constexpr time_t later_ranks_seconds = 2;
+
 std::atomic<int> asked{0};
-static_assert(std::atomic<int>::is_always_lock_free);
+std::atomic<bool> bounded{false};  ///< a StopBound lives
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+/// What handlers write: filled before the handler that reads it can run.
+char own_name[320] = "";
+char phase_name[64] = "";
+char alarm_message[512] = "";
+int own_rank = 0;
+int alarm_code = 1;
+
+void keep(char* to, std::size_t room, std::string_view text) {
+    const auto n = std::min(room - 1, text.size());
+    std::memcpy(to, text.data(), n);
+    to[n] = '\0';
+}
+
+void write_text(const char* text) noexcept {
+    for (std::size_t left = std::strlen(text); left > 0;) {
+        const auto n = ::write(STDERR_FILENO, text, left);
+        if (n <= 0) return;
+        text += n;
+        left -= static_cast<std::size_t>(n);
+    }
+}
+
+/// strsignal() may not be called in a handler.
+const char* name_of(int signal) noexcept {
+    return signal == SIGTERM ? "Terminated" : signal == SIGINT ? "Interrupt" : "User defined signal 1";
+}
+
+void let_rank_0_speak() noexcept {
+    if (own_rank == 0) return;
+    timespec pause{later_ranks_seconds, 500000000};
+    ::nanosleep(&pause, nullptr);
+}
+
+void install(int signal, void (*handler)(int), int flags) {
+    struct sigaction action = {};
+    action.sa_handler = handler;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = flags;
+    sigaction(signal, &action, nullptr);
+}
 
 extern "C" void remember_signal(int signal) {
     int none = 0;
     asked.compare_exchange_strong(none, signal);
+    if (bounded) ::alarm(grace_seconds);
+}
+
+extern "C" void end_at_stop(int) {
+    if (!bounded) return;
+    let_rank_0_speak();
+    write_text("ftmpi: error in ");
+    write_text(phase_name);
+    if (own_name[0]) write_text(" on ");
+    write_text(own_name);
+    write_text(": stopped by signal ");
+    write_text(name_of(asked));
+    write_text("\n");
+    _exit(static_cast<int>(Exit::interrupted));
+}
+
+extern "C" void end_at_alarm(int) {
+    write_text(alarm_message);
+    _exit(alarm_code);
 }
 
 }  // namespace
 
 void install_stop_signals() {
-    for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
-        struct sigaction action = {};
-        action.sa_handler = remember_signal;
-        sigemptyset(&action.sa_mask);
-        // Restarted calls: a stop must not turn into a failed read or write of a file.
-        action.sa_flags = SA_RESTART;
-        if (signal == SIGINT) action.sa_flags |= static_cast<int>(SA_RESETHAND);
-        sigaction(signal, &action, nullptr);
-    }
+    // Restarted calls: a stop must not turn into a failed read or write of a file.
+    for (const int signal : {SIGTERM, SIGINT, SIGUSR1})
+        install(signal, remember_signal, signal == SIGINT ? static_cast<int>(SA_RESTART | SA_RESETHAND) : SA_RESTART);
+}
+
+void restore_stop_signals() {
+    for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) install(signal, SIG_DFL, 0);
 }
 
 int stop_signal() noexcept { return asked.load(std::memory_order_relaxed); }
+
+std::string stop_text() { return std::string("stopped by signal ") + name_of(asked); }
+
+StopBound::StopBound(std::string_view phase) {
+    keep(phase_name, sizeof phase_name, phase);
+    install(SIGALRM, end_at_stop, SA_RESTART);
+    bounded = true;
+    if (asked) ::alarm(grace_seconds);  // came before
+}
+
+StopBound::~StopBound() {
+    bounded = false;
+    ::alarm(0);
+}
+
+void name_for_handlers(int rank, const std::string& name) {
+    own_rank = rank;
+    keep(own_name, sizeof own_name, name);
+}
+
+void leave_in_handler(const char* what, const char* more, int code) noexcept {
+    let_rank_0_speak();
+    write_text("ftmpi: error");
+    if (own_name[0]) write_text(" on ");
+    write_text(own_name);
+    write_text(": ");
+    write_text(what);
+    write_text(more);
+    write_text("\n");
+    _exit(code);
+}
+
+void end_after(double seconds, const std::string& message, int code) {
+    keep(alarm_message, sizeof alarm_message, message);
+    alarm_code = code;
+    install(SIGALRM, end_at_alarm, SA_RESTART);
+    ::alarm(static_cast<unsigned>(std::ceil(seconds)));
+}
+
+void end_never() { ::alarm(0); }
 
 }  // namespace ftmpi::mpi

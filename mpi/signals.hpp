@@ -10,11 +10,37 @@
 //   otherwise); srun returns the ranks' code. sbatch --signal=USR1@60 comes 60 s before the limit.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 namespace ftmpi::mpi {
 
 /// Installs the handlers. The second SIGINT has its default action, so that a user is never held.
 void install_stop_signals();
+/// Gives the signals their default action again: for work that keeps nothing and may end at once.
+void restore_stop_signals();
 /// The signal that asked to stop, or 0. Safe to call at any time.
 int stop_signal() noexcept;
+/// "stopped by signal Terminated"; of the signal that came.
+std::string stop_text();
+
+/// Bounds work of which nothing would be kept: after a signal that asks to stop it has five seconds, then the process says so and
+/// ends with Exit::interrupted, whatever it waits for. One at a time, in the main thread.
+class StopBound {
+public:
+    explicit StopBound(std::string_view phase);
+    ~StopBound();
+    StopBound(const StopBound&) = delete;
+};
+
+/// How messages from signal handlers name this process: "rank 1 (node7)". Empty until it is known.
+void name_for_handlers(int rank, const std::string& name);
+/// Writes "ftmpi: error on NAME: WHAT MORE" and ends the process with `code`. May be called in a signal handler. Ranks above 0 wait
+/// before they speak: the launcher ends them when rank 0 has the same to say.
+[[noreturn]] void leave_in_handler(const char* what, const char* more, int code) noexcept;
+
+/// Ends the process with `code` after `seconds`, with `message`, by SIGALRM; for when no thread can be started. end_never() undoes it.
+void end_after(double seconds, const std::string& message, int code);
+void end_never();
 
 }  // namespace ftmpi::mpi

@@ -4,24 +4,35 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <system_error>
+
+#include "signals.hpp"
 
 namespace ftmpi::mpi {
 
-Watchdog::Watchdog(double seconds, std::string message, int code) {
+Watchdog::Watchdog(double seconds, const std::string& message, int code) {
     // Signals belong to the main thread; a handler that runs here would not interrupt its sleeps.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this, seconds, message = std::move(message), code] {
-        std::unique_lock lock(mutex_);
-        if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
-        if (!message.empty()) say(message);
-        _exit(code);
-    });
+    try {
+        thread_ = std::thread([this, seconds, message, code] {
+            std::unique_lock lock(mutex_);
+            if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
+            if (!message.empty()) say(message);
+            _exit(code);
+        });
+    } catch (const std::system_error&) {  // out of threads: what is bounded here is often the end of just such a process
+        end_after(seconds, message, code);
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Watchdog::~Watchdog() {
+    if (!thread_.joinable()) {
+        end_never();
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);
         done_ = true;

@@ -11,7 +11,7 @@ namespace ftmpi::mpi {
 class Watchdog {
 public:
     /// Unless destroyed before `seconds` are over, prints `message` (when not empty) and leaves with `code` by _exit.
-    Watchdog(double seconds, std::string message, int code);
+    Watchdog(double seconds, const std::string& message, int code);
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
 

@@ -1,33 +1,23 @@
 #include "bench.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 
 #include "../mpi/fault.hpp"
+#include "../mpi/report.hpp"
 #include "bench/measure.hpp"
 #include "bench/prompts.hpp"
 #include "bench/report.hpp"
 #include "digest.hpp"
 #include "results.hpp"
+#include "run/output.hpp"
 #include "run/record.hpp"
 #include "run/screen.hpp"
 
 namespace ftmpi {
 namespace {
-
-std::string utc(const char* format) {
-    const std::time_t t = std::time(nullptr);
-    std::tm tm{};
-    gmtime_r(&t, &tm);
-    char text[64];
-    std::strftime(text, sizeof text, format, &tm);
-    return text;
-}
 
 std::vector<BenchCase> cases_of(const Options& options) {
     std::vector<BenchCase> cases;
@@ -126,7 +116,10 @@ private:
 
     Generator::Events events(StepClock* clock) {
         Generator::Events e;
-        e.stop_requested = [this] { return engine_.session().stop_requested(); };
+        e.stop_requested = [this] {
+            engine_.check_checkpoint();
+            return engine_.session().stop_requested();
+        };
         e.step = [this, clock](std::string_view phase) {
             mpi::fault_point(engine_.session().rank(), phase);
             if (clock) clock->step(phase);
@@ -185,10 +178,8 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         if (!root) return;
         std::string all = std::to_string(options.seed);
         for (const auto& c : cases) all += " " + c.name();
-        const auto output =
-            options.output.empty() ? std::filesystem::path("ftmpi-bench-" + utc("%Y%m%d-%H%M%S") + "-" + std::to_string(getpid()) + ".h5") : options.output;
         results =
-            std::make_unique<ResultFile>(output, record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
+            std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
                                          options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
     });
@@ -240,12 +231,10 @@ Exit bench_command(const Options& given, mpi::Session& session) {
             if (stopped) break;
         }
         engine.measure_held();
-    } catch (const Error& e) {
-        session.abort(e);
-    } catch (const std::bad_alloc&) {
-        session.abort(Error(Exit::does_not_fit, "out of host memory"));
-    } catch (const std::exception& e) {
-        session.abort(Error(Exit::failure, e.what()));
+    } catch (...) {
+        const Error error = mpi::error_of_current_exception();
+        results.reset();  // a journal without a finished request goes; any other stays
+        session.abort(error);
     }
 
     session.agree("write", [&] {

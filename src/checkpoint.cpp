@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -39,6 +40,7 @@ public:
     Index(const std::filesystem::path& path, std::string text) : path_(path.string()), text_(text) {
         simdjson::dom::element root;
         if (const auto error = parser_.parse(text_).get(root)) {
+            if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             const auto fault = find_syntax_fault(text);
             refuse(fault ? "is not valid JSON at byte " + std::to_string(fault->offset)
                          : std::string("cannot be read: ") + simdjson::error_message(error));
@@ -258,6 +260,17 @@ void Checkpoint::check_unchanged() const {
 }
 
 void Checkpoint::drop_pages(const std::byte* data, std::size_t bytes) const noexcept {
+void Checkpoint::check_contents(const std::byte* data) const {
+    for (const auto& mapping : state_->mappings) {
+        if (!mapping.holds(data)) continue;
+        if (!(mapping.stamp_now() == mapping.stamp()))
+            throw Error(Exit::bad_input, mapping.path().string() + " was written to while it was in use: the text from here on would be "
+                                                                   "that of other weights",
+                        "the requests finished before are kept; put the checkpoint right and go on with --resume");
+        return;
+    }
+}
+
     if (!data || bytes == 0) return;
     // Rounded outwards: a neighbour's page that is still wanted comes back from the page cache.
     const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));

@@ -36,6 +36,9 @@ public:
 
     /// Throws Error(bad_input) when a shard was replaced or truncated since open() (size, inode or mtime changed).
     void check_unchanged() const;
+    /// Throws Error(bad_input) when the file that holds these bytes was written to or cut short since open(), for bytes that are read
+    /// while the model runs. A file that was replaced under its name is none of that: the old one is still mapped. One system call.
+    void check_contents(const std::byte* data) const;
     /// Tells the kernel that the pages of these bytes are not needed any more (keeps a cgroup's memory small).
     void drop_pages(const std::byte* data, std::size_t bytes) const noexcept;
 
@@ -44,6 +47,13 @@ private:
     explicit Checkpoint(std::unique_ptr<State>);
     std::unique_ptr<State> state_;
 };
+
+/// Called in a signal handler with the name of a mapped file when bytes of it cannot be read any more. Must end the process. Until
+/// one is given, a line is written and the process ends with Exit::bad_input.
+using LostFile = void (*)(const char* path);
+void on_lost_file(LostFile handler) noexcept;
+/// The message for it, to be put behind the name.
+inline constexpr const char* kLostFile = " became shorter while it was in use, or its disk cannot be read";
 
 /// The whole of a small regular file (config.json, tokenizer.json, ...); Error(bad_input) when it is absent, not a regular
 /// file, or larger than `limit` bytes.

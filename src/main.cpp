@@ -2,8 +2,10 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <string_view>
 
+#include "../mpi/report.hpp"
 #include "../mpi/session.hpp"
 #include "../mpi/signals.hpp"
 #include "bench.hpp"
@@ -14,6 +16,7 @@
 #include "plan.hpp"
 #include "recover.hpp"
 #include "run.hpp"
+#include "run/limits.hpp"
 #include "run/record.hpp"
 #include "verify.hpp"
 #include "weights.hpp"
@@ -22,7 +25,7 @@ namespace {
 
 using namespace ftmpi;
 
-/// Commands that one process does alone, without MPI.
+/// Commands that one process does alone, without MPI unless a launcher started several.
 bool is_local(Command c) { return c != Command::run && c != Command::bench; }
 
 /// The same from a command line that could not be parsed.
@@ -47,6 +50,17 @@ int local_command(const Options& options) {
     }
 }
 
+/// Messages name a phase; of these commands there is only one.
+const char* name_of(Command command) {
+    switch (command) {
+        case Command::verify: return "verify";
+        case Command::recover: return "recover";
+        case Command::inspect: return "inspect";
+        case Command::plan: return "plan";
+        default: return "help";
+    }
+}
+
 int report(const Error& e) {
     std::fprintf(stderr, "ftmpi: error: %s\n", e.what());
     if (!e.hint().empty()) std::fprintf(stderr, "ftmpi: hint: %s\n", e.hint().c_str());
@@ -61,6 +75,18 @@ Exit with_stdout(Exit code) {
     return code == Exit::ok ? Exit::failure : code;
 }
 
+/// A local command under mpirun: rank 0 does it, the others wait and leave with the same code.
+Exit once(const Options& options, mpi::Session& session) {
+    constexpr double for_ever = 1e6;  // nothing can go wrong between the ranks that a deadline would find
+    mpi::restore_stop_signals();
+    session.set_timeout(for_ever);
+    int code = 0;
+    session.agree(name_of(options.command), [&] {
+        if (session.rank() == 0) code = local_command(options);
+    });
+    return static_cast<Exit>(std::stoi(session.broadcast(std::to_string(code), "exit code")));
+}
+
 int job(const Options* options, const std::exception_ptr& wrong) {
     mpi::install_stop_signals();  // before MPI starts, which may take seconds
     mpi::Session session(options ? options->timeout : 60);
@@ -68,11 +94,13 @@ int job(const Options* options, const std::exception_ptr& wrong) {
         session.agree("options", [&] {
             if (wrong) std::rethrow_exception(wrong);
         }, true);
-        session.leave(with_stdout(options->command == Command::bench ? bench_command(*options, session) : run_command(*options, session)));
+        session.leave(with_stdout(is_local(options->command)            ? once(*options, session)
+                                  : options->command == Command::bench ? bench_command(*options, session)
+                                                                       : run_command(*options, session)));
     } catch (const mpi::Session::Agreed& failed) {
         session.leave(failed.code);
-    } catch (const Error& e) {
-        session.abort(e);
+    } catch (...) {
+        session.abort(mpi::error_of_current_exception());
     }
 }
 
@@ -83,25 +111,24 @@ int main(int argc, char** argv) {
     // must be saved all the same.
     std::signal(SIGXFSZ, SIG_IGN);
     std::signal(SIGPIPE, SIG_IGN);
-    Options options;
-    std::exception_ptr wrong;
     try {
-        options = parse_options(argc, argv);
-        if (is_local(options.command)) return static_cast<int>(with_stdout(static_cast<Exit>(local_command(options))));
-    } catch (const Error& e) {
-        // A wrong command line is reported once for the whole job, not once a rank.
-        if (names_local_command(argc, argv) || is_local(options.command)) return report(e);
-        wrong = std::current_exception();
-    } catch (const std::exception& e) {
-        return report(Error(Exit::failure, e.what()));
-    }
-    try {
-        return job(wrong ? nullptr : &options, wrong);
+        widen_stacks();
+        check_limits();
+        Options options;
+        std::exception_ptr wrong;
+        try {
+            options = parse_options(argc, argv);
+        } catch (const Error&) {
+            wrong = std::current_exception();
+        }
+        // Of several ranks one does the work, and a wrong command line is reported once for the whole job.
+        const bool local = wrong ? names_local_command(argc, argv) : is_local(options.command);
+        if (!local || mpi::Session::is_one_of_several()) return job(wrong ? nullptr : &options, wrong);
+        if (wrong) std::rethrow_exception(wrong);
+        return static_cast<int>(with_stdout(static_cast<Exit>(local_command(options))));
     } catch (const mpi::Session::Agreed& refused) {  // a launch that rank 0 of the launcher has spoken about
         return static_cast<int>(refused.code);
-    } catch (const Error& e) {
-        return report(e);
-    } catch (const std::exception& e) {
-        return report(Error(Exit::failure, e.what()));
+    } catch (...) {
+        return report(mpi::error_of_current_exception());
     }
 }

@@ -1,34 +1,25 @@
 #include "run.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <iostream>
 
 #include "../mpi/fault.hpp"
+#include "../mpi/report.hpp"
 #include "digest.hpp"
 #include "generate.hpp"
 #include "results.hpp"
 #include "run/engine.hpp"
+#include "run/output.hpp"
 #include "run/record.hpp"
 #include "run/screen.hpp"
 
 namespace ftmpi {
 namespace {
 
-std::string utc(const char* format) {
-    const std::time_t t = std::time(nullptr);
-    std::tm tm{};
-    gmtime_r(&t, &tm);
-    char text[64];
-    std::strftime(text, sizeof text, format, &tm);
-    return text;
-}
-
-/// The prompts, tokenized. Their token counts decide how large a context the plan should hold.
+/// The prompts, tokenized. Their token counts decide how large a context the plan should hold. One that cannot fit whatever its
+/// tokens are is refused by its length: hundreds of megabytes in a line are not worth the wait.
 std::vector<Request> requests_of(const Options& options, const std::vector<PromptText>& prompts, const Engine& engine) {
     std::vector<Request> requests;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -36,6 +27,14 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
         Request r{.index = static_cast<std::int64_t>(i), .id = p.id, .prompt = p.text, .ids = p.ids,
                   .max_tokens = p.max_tokens.value_or(options.max_tokens), .refused = {}};
         const std::string which = p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
+        const auto limit = options.context ? options.context : engine.config().max_positions;
+        const auto bytes = (options.chat ? trim_as_chat(p.text) : std::string_view(p.text)).size();
+        if (const auto least = engine.tokenizer().least_tokens(bytes); least >= limit) {
+            r.refused = "a prompt of " + std::to_string(bytes) + " bytes is at least " + std::to_string(least) +
+                        " tokens, the context holds " + std::to_string(limit);
+            requests.push_back(std::move(r));
+            continue;
+        }
         if (r.ids.empty())
             r.ids = options.chat ? encode_chat(engine.tokenizer(), options.model, p.text, options.thinking)
                                  : engine.tokenizer().encode(p.text);
@@ -52,6 +51,7 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
 /// Refuses requests that the context cannot hold, with the numbers; the others go on.
 void refuse_too_long(std::vector<Request>& requests, const ShardPlan& plan, bool context_asked, std::int64_t model_context) {
     for (Request& r : requests) {
+        if (!r.refused.empty()) continue;
         const auto n = static_cast<std::int64_t>(r.ids.size());
         const bool prompt_fits = n < plan.context;
         if (prompt_fits && (context_asked || n + r.max_tokens <= plan.context)) continue;
@@ -67,6 +67,7 @@ std::string prompts_digest(const std::vector<Request>& requests) {
     for (const Request& r : requests) {
         all += r.id + '\n' + std::to_string(r.max_tokens) + '\n';
         for (auto id : r.ids) all += std::to_string(id) + ' ';
+        if (r.ids.empty()) all += hex(sha256(r.prompt));  // refused by its length
         all += '\n';
     }
     return hex(sha256(all));
@@ -124,15 +125,17 @@ Exit run_command(const Options& options, mpi::Session& session) {
     session.agree("options", [&] {
         if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
         prompts = read_prompts(options);
-    });
+    }, true);
     session.require_equal("options", "options", options.digest_text);
 
     Engine engine(options, session);
     std::vector<Request> requests;
-    session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); });
+    session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
     session.require_equal("prompts", "prompts", prompts_digest(requests));
     std::int64_t longest = 0;
-    for (const Request& r : requests) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
+    for (const Request& r : requests) {
+        if (r.refused.empty()) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
+    }
     engine.plan(longest);
     refuse_too_long(requests, engine.shard_plan(), options.context != 0, engine.config().max_positions);
 
@@ -143,10 +146,9 @@ Exit run_command(const Options& options, mpi::Session& session) {
     std::unique_ptr<ResultFile> results;
     std::string finished_text;
     const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
-    const auto output = options.output.empty() ? std::filesystem::path("ftmpi-" + utc("%Y%m%d-%H%M%S") + "-" + std::to_string(getpid()) + ".h5") : options.output;
     session.agree("results", [&] {
         if (!root) return;
-        results = std::make_unique<ResultFile>(output, record_of(engine, prompts_digest(requests), start),
+        results = std::make_unique<ResultFile>(output_of(options, "ftmpi"), record_of(engine, prompts_digest(requests), start),
                                                options.resume      ? ResultFile::Existing::resume
                                                : options.overwrite ? ResultFile::Existing::overwrite
                                                                    : ResultFile::Existing::refuse);
@@ -186,19 +188,20 @@ Exit run_command(const Options& options, mpi::Session& session) {
             tally.add(r);
             screen.finished(r);
         };
-        events.stop_requested = [&] { return session.stop_requested(); };
+        events.stop_requested = [&] {
+            engine.check_checkpoint();
+            return session.stop_requested();
+        };
         events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
         end = generator.run(open, events);
         engine.measure_held();
         failed = generator.failed();
         tally.decoded = generator.decoded();
         tally.decode_seconds = generator.decode_seconds();
-    } catch (const Error& e) {
-        session.abort(e);
-    } catch (const std::bad_alloc&) {
-        session.abort(Error(Exit::does_not_fit, "out of host memory"));
-    } catch (const std::exception& e) {
-        session.abort(Error(Exit::failure, e.what()));
+    } catch (...) {
+        const Error error = mpi::error_of_current_exception();
+        results.reset();  // a journal without a finished request goes; any other stays
+        session.abort(error);
     }
 
     const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -27,6 +27,9 @@ public:
     /// Ids of `text` (valid UTF-8, else Error(bad_input) with the byte offset). Linear in the length; no recursion.
     std::vector<std::int32_t> encode(std::string_view text, Added added = Added::parse) const;
 
+    /// No text of this many bytes has fewer tokens, whatever it says. Chat adds to it.
+    std::int64_t least_tokens(std::size_t bytes) const;
+
     /// The bytes of one token (an added token's text), empty for an id without a token.
     std::string_view bytes(std::int32_t id) const;
     bool has(std::int32_t id) const;
@@ -59,6 +62,9 @@ private:
 
 /// First invalid byte of `text`, or npos when it is valid UTF-8; `what` (if given) gets "truncated", "surrogate", ...
 std::size_t find_invalid_utf8(std::string_view text, std::string* what = nullptr);
+
+/// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.
+std::string_view trim_as_chat(std::string_view text);
 
 /// The prompt ids of one user message under the model directory's chat_template.jinja. Known endings only (ChatML with or
 /// without a think block); any other template is Error(bad_input). User text never becomes control tokens.

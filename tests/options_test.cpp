@@ -191,6 +191,7 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
     TEST_HOLDS(usage_run({"--hash", "yes"}), "on, off");
     TEST_HOLDS(usage_run({"--chat=yes"}), "on, off");
     TEST_HOLDS(usage_run({"--timeout", "0"}), "--timeout");
+    TEST_HOLDS(usage_run({"--timeout", "0.001"}), "must be at least 0.1");
     TEST_HOLDS(usage_run({"--memory-limit", "0"}), "above 0");
 }
 
@@ -285,6 +286,10 @@ BOOST_AUTO_TEST_CASE(job_files) {
         {"prompt = \xff\n", "bad.ini:1: invalid UTF-8"},
     };
     for (const auto& [text, message] : bad) TEST_HOLDS(usage({"--job", folder.write("bad.ini", text)}), message);
+    // A byte order mark says that the file is UTF-8, and is no part of the first key; of the others none is.
+    BOOST_TEST(parse({"--job", folder.write("mark.ini", "\xEF\xBB\xBFmodel = m\nprompt = p\n")}).model == "m");
+    TEST_HOLDS(usage({"--job", folder.write("mark.ini", "model = m\n\xEF\xBB\xBFprompt = p\n")}), "mark.ini:2: unknown key");
+    TEST_HOLDS(usage({"--job", folder.write("wide.ini", std::string("\xFF\xFEm\0=\0m\0", 8))}), "looks like UTF-16");
     TEST_HOLDS(usage({"--job", folder.write("nul.ini", std::string("model = m\0m\n", 12))}), "NUL");
     TEST_HOLDS(usage({"--job", folder.path.string()}), "is not a regular file");
     TEST_HOLDS(usage({"--job", "/dev/zero"}), "is not a regular file");

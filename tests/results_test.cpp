@@ -1,5 +1,6 @@
 // Results: what goes in comes out, whatever the bytes; names that are taken, full disks, and files that are no results.
 #define BOOST_TEST_MODULE results
+#include <hdf5.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -286,6 +287,44 @@ BOOST_AUTO_TEST_CASE(overwrite_replaces_results_only) {
     check_error(Exit::usage, {"out.h5: is not an HDF5 file", "recover"}, [&] { results.finish({}); });
     BOOST_TEST(bytes_of(folder.file) == "mine");
     BOOST_TEST(folder.list() == "out.h5 out.h5.journal");
+}
+
+BOOST_AUTO_TEST_CASE(overwrite_keeps_hdf5_files_of_other_programs) {
+    Folder folder;
+    // Bare, with one attribute of the same name, and a result of ours that a copy has cut short.
+    const auto make = [&](bool with_version) {
+        const hid_t file = H5Fcreate(folder.file.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+        if (with_version) {
+            const hid_t space = H5Screate(H5S_SCALAR);
+            const hid_t attribute = H5Acreate2(file, "schema_version", H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+            const long long one = 1;
+            BOOST_REQUIRE(H5Awrite(attribute, H5T_NATIVE_LLONG, &one) >= 0);
+            H5Aclose(attribute);
+            H5Sclose(space);
+        }
+        BOOST_REQUIRE(H5Fclose(file) >= 0);
+    };
+    const auto refused = [&] {
+        const std::string mine = bytes_of(folder.file);
+        check_error(Exit::usage, {"out.h5: is an HDF5 file, but no whole result of ftmpi"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::overwrite); });
+        check_error(Exit::bad_input, {"out.h5"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        BOOST_TEST((bytes_of(folder.file) == mine));
+        BOOST_TEST(folder.list() == "out.h5");
+    };
+    make(false);
+    refused();
+    make(true);
+    refused();
+    fs::remove(folder.file);
+    write_run(folder.file, 2);
+    const std::string whole = bytes_of(folder.file);
+    write_bytes(folder.file, whole.substr(0, whole.size() / 2));
+    refused();
+    // Without its seal, as h5repack leaves it, it is still ours.
+    write_bytes(folder.file, whole.substr(0, whole.size() - 48));
+    write_run(folder.file, 1, Existing::overwrite);
+    BOOST_TEST(read_results(folder.file).requests.size() == 1u);
 }
 
 BOOST_AUTO_TEST_CASE(what_has_the_name_of_the_part_is_not_touched) {

@@ -1,6 +1,8 @@
 // Model directories: index and shards, links, files that are no files, and files that change.
 #define BOOST_TEST_MODULE shards
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -200,4 +202,49 @@ BOOST_FIXTURE_TEST_CASE(a_shard_that_changes_is_noticed, Sharded) {
         fs::remove(shard);
         BOOST_CHECK_THROW(checkpoint.check_unchanged(), Error);
     }
+}
+
+BOOST_FIXTURE_TEST_CASE(bytes_in_use_are_watched, Sharded) {
+    const auto shard = directory / second;
+    const auto checkpoint = Checkpoint::open(directory.path());
+    const auto* const data = checkpoint.at("c").data;
+    checkpoint.check_contents(data);
+    // Another file under its name, or none, changes nothing of what is mapped; nor does the other shard.
+    write_safetensors(directory / "new", {floats("c", 4)});
+    fs::rename(directory / "new", shard);
+    checkpoint.check_contents(data);
+    BOOST_TEST(first_value(checkpoint, "c") == 3.0f);
+    fs::remove(shard);
+    checkpoint.check_contents(data);
+    const auto again_path = directory / first;
+    const auto* const other = checkpoint.at("a").data;
+    fs::last_write_time(again_path, fs::last_write_time(again_path) + std::chrono::seconds(5));
+    checkpoint.check_contents(data);
+    BOOST_CHECK_EXCEPTION(checkpoint.check_contents(other), Error, [&](const Error& e) {
+        return e.code() == Exit::bad_input && std::string(e.what()).find(first + " was written to while it was in use") != std::string::npos;
+    });
+}
+
+// The kernel says by a signal that mapped bytes are gone; without a handler that is a crash without a word.
+BOOST_FIXTURE_TEST_CASE(a_shard_that_is_cut_short_while_it_is_read_is_named, Sharded) {
+    const auto shard = directory / second;
+    int pipe_ends[2];
+    BOOST_REQUIRE(::pipe(pipe_ends) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::dup2(pipe_ends[1], STDERR_FILENO);
+        const auto checkpoint = Checkpoint::open(directory.path());
+        fs::resize_file(shard, 0);
+        volatile float value = first_value(checkpoint, "c");
+        ::_exit(value == 3.0f ? 100 : 101);
+    }
+    ::close(pipe_ends[1]);
+    std::string said;
+    char buffer[512];
+    for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<std::size_t>(n));
+    ::close(pipe_ends[0]);
+    int status = 0;
+    BOOST_REQUIRE(::waitpid(child, &status, 0) == child);
+    BOOST_TEST((WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Exit::bad_input)));
+    BOOST_TEST(said == "ftmpi: error: " + shard.string() + " became shorter while it was in use, or its disk cannot be read\n");
 }

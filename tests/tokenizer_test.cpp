@@ -3,7 +3,9 @@
 #include "tokenizer.hpp"
 
 #include <simdjson.h>
+#include <utf8proc.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 #include <sstream>
 
 #include "error.hpp"
+#include "tokenizer/utf8.hpp"
 #include "tokenizer_file.hpp"
 
 using namespace ftmpi;
@@ -376,4 +379,54 @@ BOOST_AUTO_TEST_CASE(one_megabyte_of_one_class) {
 BOOST_AUTO_TEST_CASE(forty_three_thousand_letters) {
     const auto ids = TokenizerFile().load().encode(std::string(43'000, 'A'));
     BOOST_TEST((ids == Ids(43'000, 'A')));
+}
+
+// A prompt that cannot fit is refused by its length, so no text may have fewer tokens than that says.
+BOOST_AUTO_TEST_CASE(no_text_has_fewer_tokens_than_its_length_says) {
+    const auto tokenizer = Tokenizer::load(kTiny);
+    std::size_t longest = 0;
+    std::string joined;
+    for (std::int32_t id = 0; id < tokenizer.end(); ++id) longest = std::max(longest, tokenizer.bytes(id).size());
+    for (std::int32_t id = 0; id < tokenizer.end(); ++id)
+        if (tokenizer.bytes(id).size() == longest)
+            for (int i = 0; i < 100; ++i) joined += tokenizer.bytes(id);
+    BOOST_TEST(tokenizer.least_tokens(0) == 0);
+    BOOST_TEST(tokenizer.least_tokens(1) == 1);
+    BOOST_TEST(tokenizer.least_tokens(4 * longest) == 1);
+    BOOST_TEST(tokenizer.least_tokens(4 * longest + 1) == 2);
+    for (const std::string& text : {joined, std::string(5000, ' '), std::string(5000, 'a'), std::string("x")})
+        BOOST_TEST(tokenizer.least_tokens(text.size()) <= static_cast<std::int64_t>(tokenizer.encode(text).size()));
+    BOOST_TEST(TokenizerFile().load().least_tokens(1000) <= 1000);
+}
+
+// Form C makes no text shorter than a quarter: over all characters, and whatever characters a result was made of.
+BOOST_AUTO_TEST_CASE(normalization_shortens_to_a_quarter_at_most) {
+    const auto bytes_of = [](std::int32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; };
+    constexpr std::int32_t end = 0x110000;
+    const auto decomposed = [](std::int32_t c) {
+        utf8proc_int32_t parts[8];
+        int boundary = 0;
+        const auto n = utf8proc_decompose_char(c, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
+        return std::vector<std::int32_t>(parts, parts + std::clamp<utf8proc_ssize_t>(n, 0, 8));
+    };
+    // The longest character that means the same as one that is not decomposed further.
+    std::vector<int> longest(end, 0);
+    for (std::int32_t c = 0; c < end; ++c)
+        if (const auto parts = decomposed(c); parts.size() == 1) longest[parts[0]] = std::max(longest[parts[0]], bytes_of(c));
+    int worst = 0;
+    for (std::int32_t c = 0; c < end; ++c) {
+        if (c >= 0xD800 && c < 0xE000) continue;
+        int sum = 0;
+        for (const auto part : decomposed(c)) sum += longest[part];
+        if (decomposed(c).size() > 1) BOOST_REQUIRE(bytes_of(c) <= sum);  // so the parts' sum bounds every spelling
+        std::string one, composed;
+        append_character(one, static_cast<char32_t>(c));
+        auto* const nfc = utf8proc_NFC(reinterpret_cast<const utf8proc_uint8_t*>(one.c_str()));
+        composed = nfc ? reinterpret_cast<const char*>(nfc) : "";
+        std::free(nfc);
+        if (composed != one) continue;  // no result of form C
+        BOOST_REQUIRE_MESSAGE(sum <= 4 * bytes_of(c), "U+" << std::hex << c << " may be spelled with " << std::dec << sum << " bytes");
+        worst = std::max(worst, 2 * sum / bytes_of(c));
+    }
+    BOOST_TEST(worst == 7);  // U+0390 of U+1FBE, U+0308 and U+0301: two bytes of seven
 }

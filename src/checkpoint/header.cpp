@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <numeric>
 #include <unordered_set>
 #include <utility>
@@ -76,8 +77,10 @@ private:
     void parse(Header& header) {
         simdjson::dom::parser parser;
         const simdjson::padded_string json(header.text);
+        if (json.data() == nullptr || json.size() != header.text.size()) throw std::bad_alloc();
         element root;
         if (const auto error = parser.parse(json).get(root)) {
+            if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             if (const auto fault = find_syntax_fault(header.text))
                 refuse((fault->trailing ? "trailing bytes after the JSON header at byte "
                                         : "the header is not valid JSON at byte ") +

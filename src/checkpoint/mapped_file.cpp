@@ -11,6 +11,7 @@
 
 #include "../checkpoint.hpp"
 #include "../error.hpp"
+#include "lost_file.hpp"
 
 namespace ftmpi {
 namespace {
@@ -64,23 +65,35 @@ OpenFile::OpenFile(const std::filesystem::path& path) {
 
 OpenFile::~OpenFile() { ::close(descriptor_); }
 
-MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
-    const OpenFile file(path_);
-    stamp_ = file.stamp();
+MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)), file_(std::make_unique<OpenFile>(path_)) {
+    stamp_ = file_->stamp();
     if (stamp_.size == 0) return;
-    void* memory = ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file.descriptor(), 0);
+    void* memory = ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file_->descriptor(), 0);
     if (memory == MAP_FAILED)
-        throw Error(Exit::failure,
+        throw Error(errno == ENOMEM ? Exit::does_not_fit : Exit::failure,
                     path_.string() + " cannot be mapped (" + std::to_string(stamp_.size) + " bytes): " + std::strerror(errno),
                     "is the address space limited (ulimit -v)?");
     data_ = static_cast<const std::byte*>(memory);
+    watched_ = watch(data_, stamp_.size, path_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), stamp_(other.stamp_), data_(std::exchange(other.data_, nullptr)) {}
+    : path_(std::move(other.path_)),
+      file_(std::move(other.file_)),
+      stamp_(other.stamp_),
+      data_(std::exchange(other.data_, nullptr)),
+      watched_(std::exchange(other.watched_, -1)) {}
 
 MappedFile::~MappedFile() {
-    if (data_) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(stamp_.size));
+    if (!data_) return;
+    forget(watched_);
+    ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(stamp_.size));
+}
+
+FileStamp MappedFile::stamp_now() const {
+    struct stat s {};
+    if (::fstat(file_->descriptor(), &s) != 0) refuse_open(path_, errno);
+    return stamp_from(s);
 }
 
 std::string read_small_file(const std::filesystem::path& path, std::size_t limit) {

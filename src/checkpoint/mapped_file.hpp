@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -36,7 +37,8 @@ private:
     FileStamp stamp_;
 };
 
-/// The whole of a file as read-only memory. An empty file has no memory.
+/// The whole of a file as read-only memory. An empty file has no memory. The file stays open: its state can be asked for even
+/// when its name leads to another one by now.
 class MappedFile {
 public:
     explicit MappedFile(std::filesystem::path path);
@@ -48,12 +50,17 @@ public:
     const FileStamp& stamp() const { return stamp_; }
     const std::byte* data() const { return data_; }
     std::uint64_t size() const { return stamp_.size; }
+    /// The stamp of this file now, wherever its name leads.
+    FileStamp stamp_now() const;
+    bool holds(const std::byte* data) const { return data >= data_ && data < data_ + stamp_.size; }
     std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<std::size_t>(stamp_.size)}; }
 
 private:
     std::filesystem::path path_;
+    std::unique_ptr<OpenFile> file_;
     FileStamp stamp_;
     const std::byte* data_ = nullptr;
+    int watched_ = -1;  ///< in the table of the SIGBUS handler
 };
 
 }  // namespace ftmpi

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <new>
 
 namespace ftmpi {
 namespace {
@@ -74,8 +75,10 @@ void check_no_duplicates(const std::filesystem::path& path, const element& value
 JsonFile::JsonFile(const std::filesystem::path& path) : path_(path), text_(read_whole(path)) {
     element root;
     if (bytes().substr(0, 3) == "\xef\xbb\xbf") refuse_file(path, "begins with a byte order mark");
-    if (const auto error = parser_.parse(text_).get(root))
+    if (const auto error = parser_.parse(text_).get(root)) {
+        if (error == simdjson::MEMALLOC) throw std::bad_alloc();
         refuse_file(path, std::string("is not valid JSON: ") + simdjson::error_message(error));
+    }
     if (root.get(root_)) refuse_file(path, "does not hold a JSON object");
     check_no_duplicates(path, root);
 }

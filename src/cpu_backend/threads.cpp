@@ -21,10 +21,17 @@ void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
 }  // namespace
 
 Threads::Threads(int count) {
-    for (int t = 1; t < count; ++t) workers_.emplace_back([this, t] { serve(t); });
+    try {
+        for (int t = 1; t < count; ++t) workers_.emplace_back([this, t] { serve(t); });
+    } catch (...) {  // a limit on threads or memory
+        stop();
+        throw;
+    }
 }
 
-Threads::~Threads() {
+Threads::~Threads() { stop(); }
+
+void Threads::stop() {
     end_ = true;
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();

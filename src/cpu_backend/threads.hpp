@@ -24,6 +24,7 @@ public:
     void run(const std::function<void(int)>& work);
 
 private:
+    void stop();
     void serve(int thread);
     void attempt(int thread);
 

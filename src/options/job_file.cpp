@@ -27,6 +27,11 @@ JobFile read_job_file(const std::filesystem::path& path) {
         throw Error(Exit::usage, "job file " + path.string() + " " + refused.why);
     }
 
+    // A byte order mark states the encoding of the file, as in prompt files; it is no part of the first key.
+    if (content.compare(0, 3, "\xEF\xBB\xBF") == 0) content.erase(0, 3);
+    if (content.compare(0, 2, "\xFF\xFE") == 0 || content.compare(0, 2, "\xFE\xFF") == 0)
+        throw Error(Exit::usage, path.string() + ": byte 0: invalid UTF-8, the file looks like UTF-16", "save it as UTF-8");
+
     JobFile job;
     std::map<std::string, int> first_line;
     int line_number = 0;

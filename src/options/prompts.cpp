@@ -1,6 +1,7 @@
 // Prompts from --prompt, text files and JSONL, checked before any of them is tokenized: what the model reads is what was given.
 #include <simdjson.h>
 #include <limits>
+#include <new>
 #include <set>
 #include <string_view>
 
@@ -87,7 +88,9 @@ std::string string_of(const element& value, const std::string& where, const std:
 PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, const std::string& where) {
     require_paired_surrogates(line, where);
     element document;
-    if (const auto fault = parser.parse(line.data(), line.size()).get(document); fault != simdjson::SUCCESS)
+    const auto fault = parser.parse(line.data(), line.size()).get(document);
+    if (fault == simdjson::MEMALLOC) throw std::bad_alloc();
+    if (fault != simdjson::SUCCESS)
         refuse(where + "not one JSON object: " + simdjson::error_message(fault),
                "the file is read as JSONL because it starts with '{'; give a text prompt that starts so as {\"prompt\": ...}");
     simdjson::dom::object object;

@@ -227,7 +227,7 @@ std::vector<OptionRow> build_table() {
     add("hash", "on|off", in_generation, "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
     add("json", "", in_planning | in_inspect, "print one JSON object to stdout in place of text", on_off(&Options::json));
     add("timeout", "SECONDS", in_generation, "longest wait for the other ranks, a phase or a collective",
-        number(&Options::timeout, 0, 1e6, true));
+        number(&Options::timeout, 0.1, 1e6));
     // clang-format on
     return rows;
 }

@@ -44,11 +44,14 @@ void try_hdf5(const fs::path& path, bool may_replace_part) {
     if (!file.id.close()) hdf5::fail(file, "cannot be closed");
 }
 
-/// Whatever was asked for, only a result is replaced: a name given by mistake may be that of a checkpoint or of a text.
-void refuse_other_than_hdf5(const fs::path& target) {
-    if (!begins_as_hdf5(target))
-        throw Error(Exit::usage, target.string() + ": is not an HDF5 file, so it is no result and is not replaced",
-                    "choose another --output, or move the file away");
+/// Whatever was asked for, only a result is replaced: a name given by mistake may be that of a checkpoint, a text, or data of another
+/// program.
+void refuse_other_than_result(const fs::path& target) {
+    if (is_result(target)) return;
+    throw Error(Exit::usage,
+                target.string() + (begins_as_hdf5(target) ? ": is an HDF5 file, but no whole result of ftmpi, and is not replaced"
+                                                          : ": is not an HDF5 file, so it is no result and is not replaced"),
+                "choose another --output, or move the file away");
 }
 
 /// The whole records of a journal without their contents.
@@ -105,7 +108,7 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
         std::error_code error;
         if (!may_replace && fs::exists(target, error))
             throw Error(Exit::failure, target.string() + ": was created by another program during the run and is not replaced");
-        if (may_replace && fs::exists(target, error)) refuse_other_than_hdf5(target);
+        if (may_replace && fs::exists(target, error)) refuse_other_than_result(target);
         part.rename_to(target);
         flush_path(folder_of(target));
         return static_cast<std::int64_t>(written.size());
@@ -143,7 +146,7 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
           if (existing == Existing::refuse && fs::exists(resolved))
               throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
                           "add --overwrite to replace it or --resume to go on from it, or choose another --output");
-          if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_hdf5(resolved);
+          if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_result(resolved);
           return resolved;
       }()),
       journal(with_suffix(target, ".journal"), Journal::Open::existing_or_new) {
@@ -189,7 +192,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
         throw Error(
             Exit::bad_input, found.end.note,
             "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
-    if (file_exists && from_journal && !found.first->keeps_file) refuse_other_than_hdf5(target);
+    if (file_exists && from_journal && !found.first->keeps_file) refuse_other_than_result(target);
     if (from_journal) need_same(journal.path(), found.last->run.identity);
     std::optional<SchemaReader> file;
     std::int64_t session = from_journal ? found.last->session + 1 : 0;
@@ -276,7 +279,7 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     if (file_exists && !file && !overwrite)
         throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
                     "add --overwrite to replace it, or move it away");
-    if (file_exists && !file) refuse_other_than_hdf5(target);
+    if (file_exists && !file) refuse_other_than_result(target);
     const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, file_exists, true);
     if (found.end.kind == JournalEnd::Kind::damaged) {
         const fs::path aside = with_suffix(journal_path, ".damaged");
@@ -301,7 +304,7 @@ StoredRun read_results(const fs::path& h5, bool with_logits) {
 }
 
 StoredRun read_journal(const fs::path& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
     StoredRun stored;
     stored.complete = false;

@@ -29,6 +29,9 @@ private:
     hdf5::Object root_, requests_;
 };
 
+/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool), of any version.
+bool is_result(const std::filesystem::path& path);
+
 /// Reads one file, request by request. Every failure is Error(bad_input).
 class SchemaReader {
 public:

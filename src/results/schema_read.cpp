@@ -42,6 +42,16 @@ std::string step_bytes(const Object& group) {
 
 }  // namespace
 
+bool is_result(const std::filesystem::path& path) {
+    try {
+        check_is_hdf5(path);
+        const Object root{open_file(path), path.string(), "", Exit::bad_input};
+        return read_integer(root, "schema_version") && read_text(root, "journal_id") && read_text(root, "identity");
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 SchemaReader::SchemaReader(const std::filesystem::path& path) {
     check_is_hdf5(path);
     check_seal(path);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "../../mpi/signals.hpp"
 #include "../../mpi/transport_choice.hpp"
 #include "../generate.hpp"
 #include "../plan.hpp"
@@ -72,6 +73,7 @@ mpi::Transport transport_of(TransportChoice choice) {
 }  // namespace
 
 Engine::Engine(const Options& options, mpi::Session& session) : options_(options), session_(session) {
+    on_lost_file([](const char* path) { mpi::leave_in_handler(path, kLostFile, static_cast<int>(Exit::bad_input)); });
     session.agree("open", [&] {
         check_count(options.memory_limit, session.size(), "--memory-limit");
         check_count(options.bandwidth, session.size(), "--bandwidth");
@@ -86,6 +88,7 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
             if (!tokenizer_->has(id))
                 config_.warnings.push_back("stop id " + std::to_string(id) + " is no token of tokenizer.json: nothing stops on it");
         inventory_.emplace(*checkpoint_, config_);
+        embedding_ = inventory_->embedding().codes->data;
     }, true);
     place_ = open_place(options, session);
     communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
@@ -202,6 +205,7 @@ void Engine::load() {
         most.array_bytes = arrays > scratch ? arrays - scratch : 0;
         place_.backend->reserve(most);
         weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend, [&](std::uint64_t done, std::uint64_t total) {
+            if (session_.stop_requested()) throw Error(Exit::interrupted, mpi::stop_text());
             if (bar) std::fprintf(stderr, "\rloading %3.0f%%%s", 100.0 * static_cast<double>(done) / static_cast<double>(total),
                                   done == total ? "\n" : "");
         });

@@ -43,6 +43,8 @@ public:
     void plan(std::int64_t tokens);
     /// Loads this rank's weights, allocates caches and workspace. Phase "load".
     void load();
+    /// Throws when the part of the checkpoint that is read while the model runs was changed. Cheap enough for every step.
+    void check_checkpoint() const { checkpoint_->check_contents(embedding_); }
     /// Asks every rank what it holds now. To be called by all together.
     void measure_held();
 
@@ -86,6 +88,7 @@ private:
     std::vector<ReadCount> reads_;
     std::vector<RankHeld> held_;
     double load_seconds_ = 0;
+    const std::byte* embedding_ = nullptr;
 };
 
 }  // namespace ftmpi

@@ -115,8 +115,9 @@ bool is_space(char32_t c) {
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-/// `text` is valid UTF-8.
-std::string_view trim(std::string_view text) {
+}  // namespace
+
+std::string_view trim_as_chat(std::string_view text) {
     const char* begin = text.data();
     const char* end = begin + text.size();
     while (begin != end) {
@@ -133,8 +134,6 @@ std::string_view trim(std::string_view text) {
     }
     return {begin, static_cast<std::size_t>(end - begin)};
 }
-
-}  // namespace
 
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory, std::string_view user,
                                       bool thinking) {
@@ -160,7 +159,7 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::fil
         ids.insert(ids.end(), more.begin(), more.end());
     };
     control(kStart);
-    plain("user\n" + std::string(trim(user)));
+    plain("user\n" + std::string(trim_as_chat(user)));
     control(kEnd);
     plain("\n");
     control(kStart);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <new>
 #include <vector>
 
 #include "../error.hpp"
@@ -129,7 +130,10 @@ public:
         simdjson::dom::parser parser;
         element document;
         const auto text = read_text_file(file_, kLargestFile, "the folder of a checkpoint holds its tokenizer.json");
-        if (const auto error = parser.parse(text).get(document)) refuse(file_, simdjson::error_message(error));
+        if (const auto error = parser.parse(text).get(document)) {
+            if (error == simdjson::MEMALLOC) throw std::bad_alloc();
+            refuse(file_, simdjson::error_message(error));
+        }
         const auto root = object_at(document, file_);
         check_keys(root,
                    {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",

@@ -12,6 +12,8 @@ std::string read_text_file(const std::filesystem::path& file, std::size_t limit,
     const auto status = std::filesystem::status(file, error);
     if (status.type() == std::filesystem::file_type::not_found) refuse("does not exist");
     if (!std::filesystem::is_regular_file(status)) refuse("is not a regular file");
+    const auto size = std::filesystem::file_size(file, error);
+    if (!error && size > limit) refuse("is larger than " + std::to_string(limit) + " bytes");
     std::ifstream stream(file, std::ios::binary);
     if (!stream) refuse("cannot be opened");
     std::string text(limit + 1 < 65536 ? limit + 1 : 65536, '\0');

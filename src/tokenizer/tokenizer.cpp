@@ -1,5 +1,7 @@
 #include "../tokenizer.hpp"
 
+#include <algorithm>
+
 #include "../error.hpp"
 #include "definition.hpp"
 #include "normalizer.hpp"
@@ -70,6 +72,13 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Added added) 
         for_each_part(state_->raw, text, raw, token);
     }
     return ids;
+}
+
+std::int64_t Tokenizer::least_tokens(std::size_t bytes) const {
+    // No canonical composition is shorter than a quarter of what it is made of; the worst takes seven bytes to two.
+    constexpr std::size_t kComposed = 4;
+    const std::size_t longest = std::max<std::size_t>(state_->vocabulary.longest(), 1) * (state_->nfc ? kComposed : 1);
+    return static_cast<std::int64_t>(bytes / longest + (bytes % longest != 0));
 }
 
 std::string_view Tokenizer::bytes(std::int32_t id) const { return state_->vocabulary.bytes(id); }

@@ -1,5 +1,6 @@
 #include "vocabulary.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <limits>
@@ -23,6 +24,7 @@ bool Vocabulary::set(std::int32_t id, std::string_view bytes) {
     }
     places_[at] = {static_cast<std::uint32_t>(block_.size()), static_cast<std::uint32_t>(bytes.size())};
     block_.append(bytes);
+    longest_ = std::max(longest_, bytes.size());
     return true;
 }
 

@@ -24,6 +24,8 @@ public:
     std::int32_t find(std::string_view bytes) const;
     bool has(std::int32_t id) const { return id >= 0 && id < end() && places_[static_cast<std::size_t>(id)].length != 0; }
     std::string_view bytes(std::int32_t id) const;
+    /// Bytes of the longest token, 0 without tokens.
+    std::size_t longest() const { return longest_; }
     std::int32_t end() const { return static_cast<std::int32_t>(places_.size()); }
 
 private:
@@ -38,6 +40,7 @@ private:
     std::vector<Place> places_;
     std::vector<std::int32_t> slots_;  ///< a power of two of them, at most half in use
     std::size_t used_ = 0;
+    std::size_t longest_ = 0;
 };
 
 }  // namespace ftmpi
