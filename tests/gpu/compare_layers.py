@@ -112,6 +112,16 @@ class Dump:
         return self.states[key]
 
 
+def geometry(directory):
+    """The text model's configuration, with the implementations that need no further package."""
+    settings = json.load(open(directory / "config.json"))["text_config"]
+    settings.pop("dtype", None)
+    config = Qwen3_5MoeTextConfig(**settings)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    return config
+
+
 class Errors:
     def __init__(self, bound):
         self.bound, self.worst = bound, 0.0
@@ -140,11 +150,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(False)
 
-    settings = json.load(open(a.model / "config.json"))["text_config"]
-    settings.pop("dtype", None)
-    config = Qwen3_5MoeTextConfig(**settings)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"
+    config = geometry(a.model)
     checkpoint, dump = Checkpoint(a.model, device), Dump(a.dump, device)
     tokens = len(dump.ids)
     positions = torch.arange(tokens, device=device)

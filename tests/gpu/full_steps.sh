@@ -90,6 +90,24 @@ full_layers() {
     rm -rf "$full/layers"
 }
 
+# The errors of exact and fast numerics beside those of transformers in bf16, over four layers (three delta nets, one attention).
+full_errors() {
+    local form numerics kv dumps=()
+    if [ ! -x "$build/tests/gpu/layer_dump" ]; then failed_row errors layer_dump "$build/tests/gpu/layer_dump is missing"; return; fi
+    timed 120 python3 "$here/make_checkpoint.py" "$full/layers" --layers 4 --vision-depth 1 --overwrite
+    row errors "checkpoint of 4 layers, full width" "$(tail -n 1 "$work/out")" || return
+    for form in "exact fp32" "exact bf16" "fast bf16"; do
+        read -r numerics kv <<<"$form"
+        timed 60 "$build/tests/gpu/layer_dump" "$full/layers" "$work/$numerics-$kv" cuda 400 "$numerics" "$kv"
+        row errors "$numerics numerics, $kv cache, 400 tokens" "" || return
+        dumps+=("$numerics, $kv cache=$work/$numerics-$kv")
+    done
+    timed 250 python3 "$here/error_table.py" "$full/layers" "${dumps[@]}"
+    row errors "against transformers in fp32, beside bf16" "$(tail -n 1 "$work/out")"
+    sed 's/^/    | /' "$work/out"
+    rm -rf "$full/layers"
+}
+
 full_load() {
     local turn seconds
     full_model nvfp4 load || return

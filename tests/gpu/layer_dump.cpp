@@ -1,5 +1,7 @@
-// Writes the states of every layer for one prompt, to be compared with another implementation: layer_dump MODEL OUT [cpu|cuda]
-// [TOKENS]. OUT.f32 holds fp32 matrices, OUT.txt one line for each: name, layer (-1 outside), rows, width, first float.
+// Writes the states of every layer for one prompt, to be compared with another implementation:
+//   layer_dump MODEL OUT [cpu|cuda [TOKENS [exact|fast [fp32|bf16|fp8]]]]
+// The last two are the numerics and the type of the cache. OUT.f32 holds fp32 matrices, OUT.txt one line for each: name, layer (-1
+// outside), rows, width, first float.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -67,7 +69,19 @@ private:
     std::int64_t floats_ = 0;
 };
 
-void run(const std::filesystem::path& directory, const std::string& out, const std::string& backend_name, std::int64_t tokens) {
+KvType kv_named(const std::string& name) {
+    for (const KvType t : {KvType::fp32, KvType::bf16, KvType::fp8})
+        if (name_of(t) == name) return t;
+    throw Error(Exit::usage, "no cache has the type " + name);
+}
+
+bool is_fast(const std::string& numerics) {
+    if (numerics != "exact" && numerics != "fast") throw Error(Exit::usage, "numerics are exact or fast, not " + numerics);
+    return numerics == "fast";
+}
+
+void run(const std::filesystem::path& directory, const std::string& out, const std::string& backend_name, std::int64_t tokens, bool fast,
+         KvType kv) {
     const auto checkpoint = Checkpoint::open(directory);
     const ModelConfig config = load_config(directory);
     const auto tokenizer = Tokenizer::load(directory);
@@ -77,11 +91,12 @@ void run(const std::filesystem::path& directory, const std::string& out, const s
     PlanRequest request;
     request.ranks = {{backend->info().free_bytes, 0, backend_name}};
     request.context = request.prefill_rows = tokens;
-    request.kv = KvType::fp32;  // the other implementation does not round keys and values
+    request.kv = kv;
     const ShardPlan plan = make_plan(inventory.sizes(), request);
     const Weights weights(checkpoint, inventory, plan, 0, *backend);
     SequenceState state(*backend, config, plan, 0);
     Model model(*backend, alone, config, plan, weights, state);
+    model.set_fast_prefill(fast);
 
     Dump dump(out);
     std::ofstream ids(out + ".ids");
@@ -104,12 +119,14 @@ void run(const std::filesystem::path& directory, const std::string& out, const s
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 3 || argc > 5) {
-        std::fprintf(stderr, "usage: layer_dump MODEL OUT [cpu|cuda] [TOKENS]\n");
+    if (argc < 3 || argc > 7) {
+        std::fprintf(stderr, "usage: layer_dump MODEL OUT [cpu|cuda [TOKENS [exact|fast [fp32|bf16|fp8]]]]\n");
         return 2;
     }
     try {
-        run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", argc > 4 ? std::stoll(argv[4]) : 48);
+        // By default keys and values are not rounded, as by the other implementation.
+        run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", argc > 4 ? std::stoll(argv[4]) : 48, is_fast(argc > 5 ? argv[5] : "exact"),
+            kv_named(argc > 6 ? argv[6] : "fp32"));
         return 0;
     } catch (const Error& e) {
         std::fprintf(stderr, "layer_dump: %s\n", e.what());

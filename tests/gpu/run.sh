@@ -5,8 +5,8 @@
 #   tests/gpu/run.sh                    the small models of data/, under 8 minutes
 #   tests/gpu/run.sh --only P[,P...]    some phases of it: programs hashes kv batch fast memory faults bench ptx sanitizer
 #   tests/gpu/run.sh --full S[,S...]    steps at full size, each under 9 minutes; they share a checkpoint in FTMPI_FULL_DIR
-#                                       (/tmp/ftmpi-full): checkpoint hash long cpu layers load decode prefill memory
-#                                       policies far checkpoint-fp8 fp8
+#                                       (/tmp/ftmpi-full): checkpoint hash long cpu layers errors load decode prefill
+#                                       memory policies far checkpoint-fp8 fp8
 # FTMPI_BUILD=DIR uses what is built there (DIR/ftmpi, DIR/tests/gpu/*_check) and builds nothing; else build-gpu/ of this
 # checkout is configured for the GPUs here and built. FTMPI_MPIRUN is what starts ranks (jobs/mpirun.sh).
 # The phase ptx takes further builds: FTMPI_BUILD_86 and FTMPI_BUILD_89, which hold PTX alone (-DFTMPI_CUDA_ARCHS=86-virtual, 89-virtual)
@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 small_order="programs hashes kv batch fast memory faults bench ptx sanitizer"
-full_order="checkpoint hash long cpu layers load decode prefill memory policies far checkpoint-fp8 fp8"
+full_order="checkpoint hash long cpu layers errors load decode prefill memory policies far checkpoint-fp8 fp8"
 [ "$kind" = small ] && order=$small_order || order=$full_order
 if [ -z "$wanted" ]; then [ "$kind" = small ] && wanted=$order || usage; fi
 for one in $wanted; do case " $order " in *" $one "*) ;; *) echo "run.sh: unknown phase or step: $one" >&2; usage ;; esac; done
