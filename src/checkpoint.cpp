@@ -233,6 +233,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
         state->open_sharded(index_path);
     else
         state->open_single();
+    for (auto& warning : state->warnings) warning = printable(warning);
     return Checkpoint(std::move(state));
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <unordered_set>
 
 #include "config/json_object.hpp"
 #include "config/quantization.hpp"
@@ -164,6 +165,7 @@ bool read_tied(const JsonObject& root, const JsonObject& text) {
 /// eos_token_id of one object: an id or a list of ids; empty when the key is absent.
 std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t vocab) {
     std::vector<std::int32_t> ids;
+    std::unordered_set<std::int64_t> known;
     const std::string_view key = "eos_token_id";
     const auto value = object.member(key);
     if (!value) return ids;
@@ -171,7 +173,7 @@ std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t v
         std::int64_t n = 0;
         if (!id.is_int64() || id.get(n) || n < 0 || n >= vocab)
             object.refuse(key, "holds something that is not an id below vocab_size " + std::to_string(vocab));
-        if (std::find(ids.begin(), ids.end(), n) == ids.end()) ids.push_back(static_cast<std::int32_t>(n));
+        if (known.insert(n).second) ids.push_back(static_cast<std::int32_t>(n));
     };
     simdjson::dom::array list;
     if (value->get(list))
@@ -183,9 +185,9 @@ std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t v
 }
 
 void merge(ModelConfig& config, Quantization&& q) {
+    std::unordered_set<std::string> known(config.ignore_patterns.begin(), config.ignore_patterns.end());
     for (auto& entry : q.ignore)
-        if (std::find(config.ignore_patterns.begin(), config.ignore_patterns.end(), entry) == config.ignore_patterns.end())
-            config.ignore_patterns.push_back(std::move(entry));
+        if (known.insert(entry).second) config.ignore_patterns.push_back(std::move(entry));
     for (auto& warning : q.warnings) config.warnings.push_back(std::move(warning));
     for (auto& [module, algorithm] : q.layers) {
         const auto [known, fresh] = config.quantized_layers.emplace(module, algorithm);
@@ -250,6 +252,8 @@ ModelConfig load_config(const std::filesystem::path& directory) {
     if (config.stop_ids.empty()) text.refuse("eos_token_id", "is missing, in generation_config.json too");
 
     read_quantization(directory, root, text, config);
+    config.quantization = printable(config.quantization);
+    for (auto& warning : config.warnings) warning = printable(warning);
     return config;
 }
 

@@ -44,7 +44,8 @@ struct ModelConfig {
 ModelConfig load_config(const std::filesystem::path& directory);
 
 /// The ignore patterns that name nothing in a checkpoint with these tensor names (in any order): a sign that pattern and
-/// checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same.
+/// checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same. Entries as
+/// printable() gives them; `re:` entries with look-around or back references are not judged.
 std::vector<std::string> unmatched_ignores(const ModelConfig& config, const std::vector<std::string>& names);
 
 }  // namespace ftmpi

@@ -1,6 +1,7 @@
 // Errors and exit codes that every room and every rank reports in the same way.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -21,12 +22,32 @@ enum class Exit : int {
     partly_failed = 9,   ///< the run ended, but at least one request ended with an error of its own
 };
 
+/// `text` for a terminal, in one line: control characters as \xNN, those beyond ASCII (U+0080 to U+009F in UTF-8) too. Names and
+/// values of a file go into messages, and must not move the cursor or forge another message.
+inline std::string printable(std::string_view text) {
+    constexpr char hex[] = "0123456789abcdef";
+    std::string out;
+    out.reserve(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto byte = static_cast<unsigned char>(text[i]);
+        const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
+        const bool pair = byte == 0xC2 && next >= 0x80 && next < 0xA0;
+        if (byte >= 0x20 && byte != 0x7F && !pair) {
+            out += text[i];
+            continue;
+        }
+        out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
+        if (pair) out += {'\\', 'x', hex[next >> 4], hex[next & 15]}, ++i;
+    }
+    return out;
+}
+
 /// An error with the exit code it leads to. what() is one sentence that names the file, tensor or
-/// option concerned; hint() says what to do about it and may be empty.
+/// option concerned; hint() says what to do about it and may be empty. Both are printable().
 class Error : public std::runtime_error {
 public:
-    Error(Exit code, const std::string& what, std::string hint = {})
-        : std::runtime_error(what), code_(code), hint_(std::move(hint)) {}
+    Error(Exit code, const std::string& what, const std::string& hint = {})
+        : std::runtime_error(printable(what)), code_(code), hint_(printable(hint)) {}
 
     Exit code() const noexcept { return code_; }
     const std::string& hint() const noexcept { return hint_; }

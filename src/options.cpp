@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <set>
 
 #include "error.hpp"
 #include "options/table.hpp"
@@ -103,8 +104,8 @@ CommandLine split(const std::vector<std::string>& arguments) {
 
 void refuse_repeats(const std::vector<Given>& given) {
     for (std::size_t i = 0; i < given.size(); ++i)
-        for (std::size_t j = 0; j < i; ++j)
-            if (given[i].option == given[j].option && !(given[i].option->where & repeats))
+        for (std::size_t j = 0; j < i && !(given[i].option->where & repeats); ++j)
+            if (given[i].option == given[j].option)
                 refuse("--" + given[i].option->name + " is given twice (" + in_quotes(given[j].value) + " and " +
                        in_quotes(given[i].value) + ")");
 }
@@ -117,12 +118,17 @@ bool holds(const std::vector<Given>& given, const std::string& name) {
 std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     static const std::vector<std::pair<std::string, std::string>> excludes = {
         {"shares", "policy"}, {"overwrite", "resume"}, {"prompt", "prompts"}};
+    std::set<std::string> replaced;
+    for (const auto& given : line) {
+        replaced.insert(given.option->name);
+        for (const auto& [a, b] : excludes) {
+            if (given.option->name == a) replaced.insert(b);
+            if (given.option->name == b) replaced.insert(a);
+        }
+    }
     auto all = line;
     for (const auto& given : job.given) {
-        bool replaced = holds(line, given.option->name);
-        for (const auto& [a, b] : excludes)
-            replaced |= (given.option->name == a && holds(line, b)) || (given.option->name == b && holds(line, a));
-        if (!replaced) all.push_back(given);
+        if (!replaced.count(given.option->name)) all.push_back(given);
     }
     return all;
 }

@@ -127,7 +127,7 @@ private:
 
     HeaderEntry parse_entry(std::string_view name, const element& value) const {
         if (name.empty()) refuse("a tensor has an empty name");
-        if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
+        if (printable(name) != name)
             refuse("tensor name " + in_quotes(name) + " holds a control character");
         simdjson::dom::object object;
         if (value.get(object)) refuse_tensor(name, "its entry is not an object");

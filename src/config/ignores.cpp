@@ -1,10 +1,11 @@
 // Patterns of modules that an exporter left unquantized, against the names of a checkpoint.
 #include <algorithm>
-#include <regex>
 #include <string>
 #include <string_view>
 
 #include "../config.hpp"
+#include "../error.hpp"
+#include "expression.hpp"
 
 namespace ftmpi {
 namespace {
@@ -76,24 +77,17 @@ private:
         return false;
     }
 
-    /// From the start of the name, as the exporters' own matching does. An expression that cannot be read matches nothing.
-    bool matches_regex(const std::string& expression) const {
-        try {
-            const std::regex regex(expression, std::regex::ECMAScript | std::regex::optimize);
-            const auto begins = [&](const std::string& name, std::size_t length) {
-                return std::regex_search(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(length), regex,
-                                         std::regex_constants::match_continuous);
-            };
-            const auto matches = [&](const std::string& name) {  // the tensor, or the module it belongs to
-                const auto module = std::min(name.rfind('.'), name.size());
-                return begins(name, name.size()) || begins(name, module);
-            };
-            return std::any_of(sorted_.begin(), sorted_.end(), [&](const std::string& name) {
-                return matches(name) || (starts_with(name, "model.") && matches("model.language_model." + name.substr(6)));
-            });
-        } catch (const std::regex_error&) {
-            return false;
-        }
+    /// From the start of the name, as the exporters' own matching does. An expression that is none matches nothing; of one
+    /// that this program does not judge nothing is said.
+    bool matches_regex(const std::string& text) const {
+        const Expression expression(text);
+        if (expression.kind() != Expression::Kind::plain) return expression.kind() == Expression::Kind::beyond;
+        const auto matches = [&](std::string_view name) {  // the tensor, or the module it belongs to
+            return expression.matches_start(name) || expression.matches_start(name.substr(0, name.rfind('.')));
+        };
+        return std::any_of(sorted_.begin(), sorted_.end(), [&](const std::string& name) {
+            return matches(name) || (starts_with(name, "model.") && matches("model.language_model." + name.substr(6)));
+        });
     }
 
     std::vector<std::string> sorted_;
@@ -106,7 +100,7 @@ std::vector<std::string> unmatched_ignores(const ModelConfig& config, const std:
     if (config.ignore_patterns.empty()) return unmatched;
     const Names sorted(names);
     for (const auto& entry : config.ignore_patterns)
-        if (!sorted.matched(entry)) unmatched.push_back(entry);
+        if (!sorted.matched(entry)) unmatched.push_back(printable(entry));
     return unmatched;
 }
 

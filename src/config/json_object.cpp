@@ -135,8 +135,12 @@ std::optional<bool> JsonObject::optional_flag(std::string_view key) const {
 std::optional<JsonObject> JsonObject::optional_object(std::string_view key) const {
     const auto value = member(key);
     if (!value) return std::nullopt;
+    return as_object(key, *value);
+}
+
+JsonObject JsonObject::as_object(std::string_view key, const element& value) const {
     simdjson::dom::object inner;
-    if (value->get(inner)) refuse(key, "is not an object");
+    if (value.get(inner)) refuse(key, "is not an object");
     return JsonObject(inner, file_, name_of(key) + ".");
 }
 

@@ -38,6 +38,8 @@ public:
     std::optional<double> optional_number(std::string_view key) const;
     std::optional<bool> optional_flag(std::string_view key) const;
     std::optional<JsonObject> optional_object(std::string_view key) const;
+    /// A member that is at hand already, so that it need not be looked up among the others.
+    JsonObject as_object(std::string_view key, const simdjson::dom::element& value) const;
 
     /// Every member: f(key, element).
     template <class F>
@@ -47,7 +49,7 @@ public:
     /// Every member, each of which must be an object: f(key, JsonObject).
     template <class F>
     void each_object(F&& f) const {
-        for (const auto& [key, value] : object_) f(key, object(key));
+        for (const auto& [key, value] : object_) f(key, as_object(key, value));
     }
 
     const std::string& file() const { return file_; }

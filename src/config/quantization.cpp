@@ -53,7 +53,7 @@ void check_layout(const JsonObject& object) {
         if (declared)
             object.refuse(key, "declares swizzled or interleaved scales: layout not sliceable",
                           "export the checkpoint with plain row-major scales");
-        if (value.is_object()) check_layout(object.object(key));
+        if (value.is_object()) check_layout(object.as_object(key, value));
     });
 }
 

@@ -195,7 +195,9 @@ std::string in_quotes(std::string_view text) {
 }
 
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+    constexpr std::size_t longest = 64;  // no name is as long, and the comparison takes time times its length
     std::string best;
+    if (name.size() > longest) return best;
     auto least = std::max<std::size_t>(2, name.size() / 3) + 1;
     for (const auto& candidate : known) {
         const auto d = distance(name, candidate);

@@ -9,9 +9,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "../digest.hpp"
 #include "../error.hpp"
+#include "schema.hpp"
 
 namespace ftmpi {
 
@@ -90,17 +92,22 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
             return stop(last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
                         std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
         }
+        std::optional<JournalRun> run;
+        std::optional<RequestRecord> request;
+        // The checks of appending again: a checksum says only that the bytes are those that some program wrote.
         try {
-            const RecordKind kind = kind_of(payload);
-            if (kind == RecordKind::run) {
-                on_run(decode_run(payload));
-            } else {
-                on_request(decode_request(payload));
-                ++end.requests;
-            }
+            if (kind_of(payload) == RecordKind::run)
+                check_names(run.emplace(decode_run(payload)).run);
+            else
+                check_shapes(request.emplace(decode_request(payload)));
         } catch (const Error& error) {
-            if (error.code() != Exit::bad_input) throw;
             throw Error(Exit::bad_input, path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
+        }
+        if (run) {
+            on_run(std::move(*run));
+        } else {
+            on_request(std::move(*request));
+            ++end.requests;
         }
         ++end.records;
         end.whole_bytes += head_bytes + length;

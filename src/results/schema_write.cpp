@@ -142,6 +142,7 @@ void check_shapes(const RequestRecord& r) {
     };
     need(r.index >= 0, "its index is negative");
     need(r.step_sha256.size() % 32 == 0, "step_sha256 is not 32 bytes a step");
+    need(r.step_sha256.empty() || !r.logits_sha256.empty(), "step_sha256 without logits_sha256");
     need(r.logits.empty() || (r.vocabulary > 0 && r.logits.size() % static_cast<std::size_t>(r.vocabulary) == 0),
          "logits are not whole rows of the vocabulary");
     need(r.gather_seconds.empty() || (!r.gather_names.empty() && r.gather_seconds.size() % r.gather_names.size() == 0),

@@ -116,7 +116,8 @@ JournalRun decode_run(std::string_view bytes) {
     in.get(record.session);
     in.get(record.journal_id);
     in.get(keeps_file);
-    record.keeps_file = keeps_file != 0;
+    if (keeps_file != 0 && keeps_file != 1) Decoder::bad();
+    record.keeps_file = keeps_file == 1;
     get_pairs(in, record.run.attributes);
     record.run.ranks.resize(in.count(sizeof(std::int64_t)));
     for (auto& rank : record.run.ranks) get_pairs(in, rank);

@@ -1,12 +1,12 @@
 #include "added_tokens.hpp"
 
+#include <algorithm>
+
 namespace ftmpi {
 
 const AddedTokens::Node* AddedTokens::child(const Node& node, char byte) const {
-    for (const auto& [key, index] : node.children) {
-        if (key == byte) return &nodes_[index];
-    }
-    return nullptr;
+    const auto at = std::lower_bound(node.children.begin(), node.children.end(), std::pair(byte, 0u));
+    return at != node.children.end() && at->first == byte ? &nodes_[at->second] : nullptr;
 }
 
 void AddedTokens::add(std::string_view text, std::int32_t id) {
@@ -15,7 +15,9 @@ void AddedTokens::add(std::string_view text, std::int32_t id) {
         if (const auto* next = child(nodes_[at], byte)) {
             at = static_cast<std::size_t>(next - nodes_.data());
         } else {
-            nodes_[at].children.emplace_back(byte, static_cast<std::uint32_t>(nodes_.size()));
+            auto& children = nodes_[at].children;
+            const std::pair entry(byte, static_cast<std::uint32_t>(nodes_.size()));
+            children.insert(std::lower_bound(children.begin(), children.end(), entry), entry);
             at = nodes_.size();
             nodes_.emplace_back();
         }

@@ -25,7 +25,7 @@ public:
 private:
     struct Node {
         std::int32_t id = -1;
-        std::vector<std::pair<char, std::uint32_t>> children;
+        std::vector<std::pair<char, std::uint32_t>> children;  ///< by rising byte
     };
     const Node* child(const Node& node, char byte) const;
 

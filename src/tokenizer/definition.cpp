@@ -121,6 +121,8 @@ private:
 };
 
 constexpr std::size_t kLargestFile = std::size_t{1} << 30;
+/// From each place of a text the search for added tokens may go as far as the longest of them.
+constexpr std::size_t kLongestAdded = 1024;
 
 class Reader {
 public:
@@ -322,6 +324,9 @@ private:
         const auto id = id_at(require(fields, "id", where), where);
         const auto text = std::string(text_at(fields, "content", where));
         if (text.empty()) refuse(where, "an empty token is not implemented");
+        if (text.size() > kLongestAdded)
+            refuse(where, "a token of " + std::to_string(text.size()) + " bytes is not implemented, at most " +
+                              std::to_string(kLongestAdded) + " are");
         for (const auto* key : {"single_word", "lstrip", "rstrip"})
             require_flag(fields, key, false, false, where + " '" + text + "'");
 
