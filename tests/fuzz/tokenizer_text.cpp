@@ -12,8 +12,17 @@ namespace {
 
 constexpr std::size_t kMostText = 1 << 17;
 
+/// FTMPI_FUZZ_DATA: where the program was carried to another machine, the folder of the models.
+const std::filesystem::path& model() {
+    static const std::filesystem::path folder = [] {
+        const char* moved = std::getenv("FTMPI_FUZZ_DATA");
+        return std::filesystem::path(moved ? moved : FTMPI_DATA) / "tiny-nvfp4";
+    }();
+    return folder;
+}
+
 const Tokenizer& tokenizer() {
-    static const Tokenizer loaded = Tokenizer::load(FTMPI_DATA "/tiny-nvfp4");
+    static const Tokenizer loaded = Tokenizer::load(model());
     return loaded;
 }
 
@@ -48,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             return accepted([&] { check_chat(encode_chat(tokenizer(), directory, text, thinking), text); });
         };
         if (parts.size() == 1) {
-            require(chat(FTMPI_DATA "/tiny-nvfp4") == taken, "the model's own template takes every text");
+            require(chat(model()) == taken, "the model's own template takes every text");
         } else {
             write_file(folder / "chat_template.jinja", parts[0]);
             chat(folder.path());
