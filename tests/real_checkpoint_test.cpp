@@ -50,8 +50,8 @@ BOOST_AUTO_TEST_CASE(published_checkpoints_open_name_by_name) {
         BOOST_TEST(checkpoint.tensor_bytes() == p.bytes);
         BOOST_TEST(checkpoint.files().size() == static_cast<std::size_t>(p.shards));
         BOOST_TEST(checkpoint.warnings().empty());
-        // Far above what is seen (well under 0.3 s), so that a busy machine does not fail it; quadratic work would.
-        BOOST_TEST(seconds.count() < 5.0);
+        // Far above what is seen (well under 0.3 s, 5 s with sanitizers on a busy machine); quadratic work would fail it.
+        BOOST_TEST(seconds.count() < 20.0);
 
         std::map<DType, std::size_t> dtypes;
         std::size_t equal = 0;
