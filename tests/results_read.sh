@@ -140,6 +140,8 @@ int fcntl64(int f, int c, ...) {
 }
 #endif
 C
+# AddressSanitizer, where it is in use, wants to be the first library otherwise.
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0
 for errors in 37 524 11 37,37 38,524; do
     flock_error=${errors%,*}
     cc -shared -fPIC -DFAIL_FLOCK="$flock_error" $([ "$errors" != "$flock_error" ] && echo -DFAIL_FCNTL="${errors#*,}") -o shim.so shim.c || exit 1
