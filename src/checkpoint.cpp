@@ -260,7 +260,6 @@ void Checkpoint::check_unchanged() const {
             throw Error(Exit::bad_input, mapping.path().string() + " was changed or replaced while it was being read");
 }
 
-void Checkpoint::drop_pages(const std::byte* data, std::size_t bytes) const noexcept {
 void Checkpoint::check_contents(const std::byte* data) const {
     for (const auto& mapping : state_->mappings) {
         if (!mapping.holds(data)) continue;
@@ -272,6 +271,7 @@ void Checkpoint::check_contents(const std::byte* data) const {
     }
 }
 
+void Checkpoint::drop_pages(const std::byte* data, std::size_t bytes) const noexcept {
     if (!data || bytes == 0) return;
     // Rounded outwards: a neighbour's page that is still wanted comes back from the page cache.
     const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));

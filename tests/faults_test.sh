@@ -1,106 +1,113 @@
 #!/usr/bin/env bash
-# A rank that throws, hangs, stops or dies in each phase: non-zero exit, one message, gone in time, nothing finished lost.
+# Faults in every phase, of every kind: exit code, the one message, what is kept, nobody left, in time. The run writes them as a table
+# into the build folder and compares it with tests/faults.md. With --write it replaces that file; names of cases run only those.
+write=
+[ "${1-}" != --write ] || { write=yes && shift; }
 . "$(dirname "$0")/check.sh"
+shift
+tests=$root/tests
+. "$tests/faults/runner.sh"
+for file in phases disk limits checkpoint prompts; do
+    # shellcheck disable=SC1090
+    [ ! -e "$tests/faults/$file.sh" ] || . "$tests/faults/$file.sh"
+done
+trap 'unmount_all 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work"
-cat >prompts.txt <<'P'
-The capital of France is
-1, 2, 3,
-def fibonacci(n):
-P
+# Open MPI sleeps this long before and after it asks the ranks of a failed job to end; the tests need not.
+export OMPI_MCA_odls_base_sigkill_timeout=0
+
+# The undisturbed runs to compare with.
+printf 'The capital of France is\n1, 2, 3,\ndef fibonacci(n):\n' >prompts.txt
 "$ftmpi" --model "$model" --prompts prompts.txt --output want.h5 >/dev/null 2>&1 || bad "the run to compare with"
+(long_prompts && exec "$ftmpi" --model "$model" --prompts prompts.txt --output long.h5 --ignore-eos) >/dev/null 2>&1 || bad "the long run to compare with"
 
-# run_fault FAULT TIMEOUT: the exit code in $code, the seconds in $took.
-run_fault() {
-    rm -f f.h5*
-    local begin
-    begin=$(date +%s%N)
-    FTMPI_FAULT=$1 timeout -k 1 60 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --timeout "$2" \
-        >out 2>err </dev/null
-    code=$?
-    took=$((($(date +%s%N) - begin) / 1000000))
-}
+all=("${phase_cases[@]}" "${other_cases[@]}")
+[ $# = 0 ] && chosen=("${all[@]}") || chosen=("$@")
+# Those that take long begin first, so that the others run beside them.
+order=()
+for name in "${chosen[@]}"; do case $name in ten_thousand | three_hundred_megabytes) order=("$name" "${order[@]}") ;; *) order+=("$name") ;; esac done
+run_cases 4 "${order[@]}"
 
-for phase in options open plan load prefill decode write; do
-    for action in throw exit kill hang stop; do
-        timeout=5 limit=15000
-        [ $action = hang ] || [ $action = stop ] && timeout=2 limit=12000
-        run_fault "1:$phase:$action" $timeout
-        case $action:$code in
-            *:0 | *:124) bad "$phase $action: exit code $code" ;;
-            kill:137) ok ;;
-            *:137) bad "$phase $action: exit code $code" ;;
-            *) ok ;;
-        esac
-        if [ $took -lt $limit ]; then ok; else bad "$phase $action: took $took ms"; fi
-        messages=$(grep -c '^ftmpi: error' err)
-        case $action in
-            throw | hang | stop) if [ "$messages" = 1 ]; then ok; else bad "$phase $action: $messages messages"; tail -n 6 err; fi ;;
-            *) if [ "$messages" -le 1 ]; then ok; else bad "$phase $action: $messages messages"; fi ;;
-        esac
-        # Rank 0 may have finished the file before rank 1 failed in the last phase; then it is whole.
-        if [ $phase = write ] && [ -e f.h5 ]; then expect_code 0 "$ftmpi" verify want.h5 f.h5; else absent f.h5; fi
-        if pgrep -f "$ftmpi --model" >/dev/null; then
-            sleep 1
-            if pgrep -f "$ftmpi --model" >/dev/null; then bad "$phase $action: a process is left"; pkill -9 -f "$ftmpi --model"; else ok; fi
-        else ok; fi
+# The table, in the order of the cases.
+table=$build/faults.md
+heading() { printf '\n## %s\n\n| phase | fault | exit code | message | left behind | finished requests kept | ends |\n|---|---|---|---|---|---|---|\n' "$1"; }
+rows() {
+    local name
+    for name in "$@"; do
+        if grep -q '^| ' "$work/$name/row" 2>/dev/null; then cat "$work/$name/row"; fi
     done
+}
+{
+    cat "$tests/faults/head.md"
+    heading "One rank of two, in each phase"
+    rows "${phase_cases[@]}"
+    heading "Disks, limits, checkpoints, prompts"
+    rows "${other_cases[@]}"
+} >"$table"
+
+for name in "${chosen[@]}"; do
+    if [ -s "$work/$name/complaints" ]; then
+        bad "$name: $(tr '\n' ';' <"$work/$name/complaints")"
+        tail -n 4 "$work/$name/err" "$work/$name/case.log" 2>/dev/null
+    elif grep -q '^SKIPPED' "$work/$name/row" 2>/dev/null; then
+        echo "skipped: $name: $(cut -d' ' -f2- "$work/$name/row")"
+        missing="${missing-} $name"
+    elif [ -s "$work/$name/row" ]; then ok; else
+        bad "$name wrote no row"
+        tail -n 4 "$work/$name/case.log"
+    fi
 done
-
-# The rank that writes fails while writing: the journal gives everything back.
-for action in throw kill; do
-    run_fault 0:write:$action 5
-    [ $code != 0 ] && ok || bad "exit code 0 after a fault while writing"
-    if [ -e f.h5 ]; then bad "f.h5 exists"; fi
-    expect_code 0 "$ftmpi" recover f.h5
-    expect_code 0 "$ftmpi" verify want.h5 f.h5
-done
-
-# What was finished before the fault comes back.
-run_fault 1:decode#40:kill 5
-present f.h5.journal
-expect_code 0 "$ftmpi" recover f.h5
-says "recovered"
-run_fault 0:decode#40:kill 5
-expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume
-expect_code 0 "$ftmpi" verify want.h5 f.h5
-
-# SIGTERM: the step ends, what is finished is saved, the exit code says so.
-run_fault 1:decode#40:term 10
-same $code 7 "exit code after SIGTERM"
-present f.h5
-grep -q "interrupted" err && ok || bad "nothing says that the run was interrupted"
-expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume
-expect_code 0 "$ftmpi" verify want.h5 f.h5
-
-# A signal while MPI starts, or while weights are read: stopped with the documented code, or done already.
-for wait in 0.03 0.05 0.08; do
-    "$ftmpi" --model "$model" --prompts prompts.txt --max-tokens 400 --ignore-eos --output early.h5 --overwrite >/dev/null 2>err &
-    sleep $wait
-    kill -TERM $!
-    wait $!
-    code=$?
-    case $code in 0 | 7) ok ;; *) bad "SIGTERM after $wait s: exit code $code" ;; esac
-done
-
-# Limits and readers that go away are failures of a write, not the end of the process.
-expect_code 1 bash -c "ulimit -f 1; exec '$ftmpi' --model '$model' --prompt And --output limit.h5"  # what it says is cut by the same limit
-absent limit.h5
-"$ftmpi" --model "$model" --prompts prompts.txt --output full.h5 >/dev/full 2>err
-same $? 1 "exit code when stdout is a full disk"
-expect_code 0 "$ftmpi" verify want.h5 full.h5
-"$ftmpi" --model "$model" --prompts prompts.txt --output piped.h5 2>err | head -n 1 >/dev/null
-expect_code 0 "$ftmpi" verify want.h5 piped.h5
-
-# Other weights under the same configuration and index do not go on where the first ones stopped.
-cp -r "$root/data/tiny-fp8" first && cp -r first second
-dd if=first/model-00001-of-00001.safetensors of=second/model-00001-of-00001.safetensors bs=1M skip=2 seek=5 count=4 conv=notrunc 2>/dev/null
-FTMPI_FAULT=0:decode#40:kill "$ftmpi" --model first --prompts prompts.txt --output mixed.h5 >/dev/null 2>&1
-present mixed.h5.journal
-expect_code 3 "$ftmpi" --model second --prompts prompts.txt --output mixed.h5 --resume
-says "weights"
-
-# N one-rank jobs are told from one job of N.
-expect_code 2 env OMPI_COMM_WORLD_SIZE= PMI_RANK=0 PMI_SIZE=2 "$ftmpi" --model "$model" --prompt And --output n.h5
-says "separate"
-expect_code 2 env OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=9 "$ftmpi" --model "$model" --prompt And --output n.h5
+if [ -n "$write" ]; then
+    [ -z "${missing-}" ] && [ $# = 0 ] && cp "$table" "$tests/faults.md"
+elif [ $# = 0 ]; then
+    # A row that this machine cannot make is not missed: what differs must be such rows.
+    lost=$(diff <(cat "$tests/faults.md") "$table" | grep -c '^<')
+    more=$(diff <(cat "$tests/faults.md") "$table" | grep -c '^>')
+    if [ "$more" = 0 ] && [ "$lost" = "$(wc -w <<<"${missing-}")" ]; then ok; else
+        bad "the table is not tests/faults.md (tests/faults_test.sh --write BUILD replaces it)"
+        diff "$tests/faults.md" "$table"
+    fi
+fi
+# --- beside the table ------------------------------------------------------------------------------------------------------------
+if [ $# = 0 ]; then
+    # A signal while MPI starts, or while weights are read: stopped with the documented code, or done already.
+    for wait in 0.03 0.05 0.08; do
+        "$ftmpi" --model "$model" --prompts prompts.txt --max-tokens 400 --ignore-eos --output early.h5 --overwrite >/dev/null 2>err &
+        sleep $wait
+        kill -TERM $!
+        wait $!
+        code=$?
+        case $code in 0 | 7) ok ;; *) bad "SIGTERM after $wait s: exit code $code" ;; esac
+    done
+    # N one-rank jobs are told from one job of N.
+    expect_code 2 env OMPI_COMM_WORLD_SIZE= PMI_RANK=0 PMI_SIZE=2 "$ftmpi" --model "$model" --prompt And --output n.h5
+    says "separate"
+    expect_code 2 env OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=9 "$ftmpi" --model "$model" --prompt And --output n.h5
+    # The deadline is a number that a wait can have, and is said as it was given.
+    expect_code 2 "$ftmpi" --model "$model" --prompt And --output n.h5 --timeout 0.001
+    says "'0.001' must be at least 0.1"
+    FTMPI_FAULT=1:load:stop expect_code 6 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt And --output n.h5 --timeout 1.5
+    says "did not come back within 1.5 s"
+    rm -f n.h5*
+    # Commands that need no ranks are done once under mpirun, and all ranks leave with the same code.
+    once() { # once CODE ARGS...
+        "$ftmpi" "${@:2}" >alone.out 2>alone.err
+        same $? "$1" "exit code of ${*:2}"
+        expect_code "$1" "$mpirun" -np 2 "$ftmpi" "${@:2}"
+        if cmp -s out alone.out; then ok; else bad "under mpirun another text: ${*:2}"; fi
+        same "$(grep -c '^ftmpi: error' err)" "$(grep -c '^ftmpi: error' alone.err)" "messages of ${*:2}"
+    }
+    once 0 plan --model "$model" --hardware 24GiB@1008,16GiB@288
+    once 0 inspect --model "$model"
+    once 0 verify want.h5 want.h5
+    once 3 verify want.h5 none.h5
+    once 8 verify want.h5 long.h5
+    once 3 recover want.h5
+    once 2 recover
+    once 0 version
+    once 0 help
+    FTMPI_FAULT=0:decode#40:kill "$ftmpi" --model "$model" --prompts prompts.txt --output r.h5 >/dev/null 2>&1
+    expect_code 0 "$mpirun" -np 2 "$ftmpi" recover r.h5
+    same "$(grep -c '1 request recovered' out)" 1 "recoveries"
+fi
 finish

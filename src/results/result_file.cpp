@@ -33,7 +33,8 @@ fs::path output_target(const fs::path& path) {
     if (status.type() == fs::file_type::directory) refuse("is a directory; name a file in it");
     if (status.type() == fs::file_type::none) refuse(error.message());
     if (status.type() != fs::file_type::not_found && status.type() != fs::file_type::regular) refuse("is not a regular file");
-    if (!fs::is_directory(folder_of(path), error)) refuse("its folder " + folder_of(path).string() + " does not exist");
+    if (!fs::is_directory(folder_of(path), error))
+        refuse("its folder " + folder_of(path).string() + (fs::exists(folder_of(path), error) ? " is not a folder" : " does not exist"));
     return link ? fs::canonical(path) : path;
 }
 

@@ -45,6 +45,13 @@ void seal_file(const std::filesystem::path& path) {
         throw Error(Exit::failure, path.string() + ": cannot be written to the disk: " + reason(error));
 }
 
+bool is_sealed(const std::filesystem::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const std::uint64_t size = file.get() < 0 ? 0 : size_of_file(file.get());
+    std::string seal(seal_bytes, '\0');
+    return size >= seal_bytes && read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) == 0 && seal.starts_with(magic);
+}
+
 void check_seal(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));

@@ -7,6 +7,9 @@
 
 namespace ftmpi {
 
+/// True for a regular file that ends as every result does; its bytes are not looked at.
+bool is_sealed(const std::filesystem::path& path);
+
 /// Appends the seal. Throws Error(failure).
 void seal_file(const std::filesystem::path& path);
 
