@@ -15,6 +15,7 @@
 #include "fault.hpp"
 #include "host_transport.hpp"
 #include "launch.hpp"
+#include "launcher.hpp"
 #include "report.hpp"
 #include "signals.hpp"
 #include "watchdog.hpp"
@@ -53,6 +54,7 @@ void flush_output() {
 constexpr double start_seconds = 10;
 constexpr double finish_seconds = 5;
 constexpr double abort_seconds = 2.5;
+constexpr int launcher_seconds = 5;
 
 }  // namespace
 
@@ -258,6 +260,9 @@ void Session::end_job(const std::string& message, Exit code) {
         }
     }
     if (!message.empty()) say(message);
+    const auto& missing = s.exchange->missing();
+    const auto is_far = [&](int rank) { return s.exchange->hosts()[static_cast<std::size_t>(rank)] != s.host; };
+    if (s.exchange->broken() && std::any_of(missing.begin(), missing.end(), is_far)) end_launcher_after(launcher_seconds);
     const Watchdog watchdog(abort_seconds, {}, static_cast<int>(code));
     if (s.size == 1)
         MPI_Finalize();
