@@ -52,7 +52,7 @@ std::vector<std::vector<double>> gathered(mpi::Session& session, const std::vect
     std::vector<std::vector<double>> all;
     for (const auto& bytes : session.all_gather(bytes_of(mine), "times")) {
         all.emplace_back(bytes.size() / sizeof(double));
-        std::memcpy(all.back().data(), bytes.data(), bytes.size());
+        if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
     }
     return all;
 }
