@@ -11,7 +11,9 @@ echo "The capital of France is" >p.txt
 # listing: every file below the work folder but Open MPI's own and this test's, with what would change if it were written to.
 listing() { find . -path ./tmp -prune -o -name 'listing.*' -o -name out -o -name err -o -type f -printf '%p %s %T@ %i\n' -o -printf '%p\n' | sort; }
 # limited COMMAND...: with little memory and little time, so that a size that is believed or a wait for a writer shows.
-limited() { (ulimit -v 2000000; exec timeout -k 1 20 "$@"); }
+# AddressSanitizer takes more addresses than that for itself.
+if grep -q __asan_init "$ftmpi"; then addresses=unlimited; else addresses=2000000; fi
+limited() { (ulimit -v $addresses; exec timeout -k 1 20 "$@"); }
 
 # --- a run leaves its result and nothing else, in no folder ------------------------------------------------------------------
 listing >listing.before
