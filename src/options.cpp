@@ -267,6 +267,7 @@ Options parse_options(int argc, const char* const* argv) {
     const auto given = merge(line.given, job);
     for (const auto& one : given) apply(one, command->bit, options);
     if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
+    options.max_tokens_asked = holds(given, "max-tokens");
     options.files = line.positional;
     check_positional(options);
     check_together(options, given);

@@ -31,6 +31,7 @@ struct Options {
     std::filesystem::path prompts_file;   ///< --prompts: text lines, or JSONL
     bool chat = false, thinking = true;
     std::int64_t max_tokens = 64;
+    bool max_tokens_asked = false;  ///< given, not the default
     bool ignore_eos = false;
     bool save_logits = false;
     std::filesystem::path output;         ///< --output FILE.h5; empty: chosen by `run` and printed

@@ -48,17 +48,32 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
     return requests;
 }
 
-/// Refuses requests that the context cannot hold, with the numbers; the others go on.
-void refuse_too_long(std::vector<Request>& requests, const ShardPlan& plan, bool context_asked, std::int64_t model_context) {
+/// A request's new tokens were asked for, by the prompt or the command line, and are not only the default.
+bool asked_for_tokens(const Options& options, const PromptText& prompt) { return options.max_tokens_asked || prompt.max_tokens.has_value(); }
+
+/// Refuses requests that the context cannot hold, with the numbers and what would help; the others go on. A prompt must leave
+/// room for a token. The answer may end at the context where that was asked for with --context, or where nobody asked for so many tokens.
+void refuse_too_long(std::vector<Request>& requests, const Options& options, const std::vector<PromptText>& prompts, const ShardPlan& plan,
+                     std::int64_t model_context) {
     for (Request& r : requests) {
         if (!r.refused.empty()) continue;
-        const auto n = static_cast<std::int64_t>(r.ids.size());
+        const auto n = static_cast<std::int64_t>(r.ids.size()), needed = n + r.max_tokens;
         const bool prompt_fits = n < plan.context;
-        if (prompt_fits && (context_asked || n + r.max_tokens <= plan.context)) continue;
-        r.refused = "needs " + std::to_string(n) + " prompt tokens and " + std::to_string(r.max_tokens) + " new ones, the context holds " +
-                    std::to_string(plan.context) + (plan.context >= model_context ? ", all that the model was made for"
-                     : context_asked               ? "; raise --context"
-                                                   : "; lower --max-tokens, use --kv fp8 or more memory");
+        const bool may_end_early = options.context != 0 || !asked_for_tokens(options, prompts[static_cast<std::size_t>(r.index)]);
+        if (prompt_fits && (may_end_early || needed <= plan.context)) continue;
+        r.refused = "needs " + std::to_string(n) + " prompt tokens and " + std::to_string(r.max_tokens) + " new ones, " + std::to_string(needed) +
+                    " in all; the context holds " + std::to_string(plan.context);
+        std::string help;
+        const auto add = [&](const std::string& way) { help += (help.empty() ? "; " : " or ") + way; };
+        if (plan.context >= model_context) r.refused += ", all that the model was made for";
+        if (prompt_fits) add("--max-tokens " + std::to_string(plan.context - n));
+        if (options.context != 0 && needed <= std::min(model_context, plan.context_capacity)) add("--context " + std::to_string(needed));
+        if (plan.context < model_context && needed > plan.context_capacity) {
+            if (plan.slots > 1) add("a smaller --batch");
+            if (size_of(plan.kv) > 1) add("--kv fp8");
+            add("more memory");
+        }
+        if (!help.empty()) r.refused += help + " would help";
     }
 }
 
@@ -131,13 +146,13 @@ Exit run_command(const Options& options, mpi::Session& session) {
     Engine engine(options, session);
     std::vector<Request> requests;
     session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
-    session.require_equal("prompts", "prompts", prompts_digest(requests));
+    session.require_equal("prompts", "prompts", prompts_digest(requests) + (options.max_tokens_asked ? " with --max-tokens" : ""));
     std::int64_t longest = 0;
     for (const Request& r : requests) {
         if (r.refused.empty()) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
     }
     engine.plan(longest);
-    refuse_too_long(requests, engine.shard_plan(), options.context != 0, engine.config().max_positions);
+    refuse_too_long(requests, options, prompts, engine.shard_plan(), engine.config().max_positions);
 
     Screen screen(options, root, requests.size());
     screen.plan(engine);
@@ -163,45 +178,66 @@ Exit run_command(const Options& options, mpi::Session& session) {
             done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
         screen.resumed(count);
     }
-    std::vector<Request> open;
-    for (const Request& r : requests)
-        if (!done[static_cast<std::size_t>(r.index)]) open.push_back(r);
-
-    engine.load();
-    screen.loaded(engine);
-
+    // What is refused ends before any work, so that nobody waits hours for it.
     Tally tally;
-    Generator::End end = Generator::End::done;
     std::int64_t failed = 0;
-    try {
-        Generator generator(engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
-                            {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
-                             .ignore_eos = options.ignore_eos,
-                             .hash = options.hash.value_or(true),
-                             .save_logits = options.save_logits,
-                             .prefill_chunk = engine.shard_plan().prefill_rows,
-                             .stop_ids = engine.config().stop_ids});
-        Generator::Events events;
-        events.text = [&](const Request& r, std::string_view text, bool last) { screen.text(r, text, last); };
-        events.finished = [&](const RequestRecord& r) {
-            results->append(r);
-            tally.add(r);
-            screen.finished(r);
-        };
-        events.stop_requested = [&] {
-            engine.check_checkpoint();
-            return session.stop_requested();
-        };
-        events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
-        end = generator.run(open, events);
-        engine.measure_held();
-        failed = generator.failed();
-        tally.decoded = generator.decoded();
-        tally.decode_seconds = generator.decode_seconds();
-    } catch (...) {
-        const Error error = mpi::error_of_current_exception();
-        results.reset();  // a journal without a finished request goes; any other stays
-        session.abort(error);
+    std::vector<Request> open;
+    session.agree("results", [&] {
+        for (const Request& r : requests) {
+            if (done[static_cast<std::size_t>(r.index)]) continue;
+            if (r.refused.empty()) {
+                open.push_back(r);
+                continue;
+            }
+            ++failed;
+            if (!root) continue;
+            RequestRecord record;
+            record.index = r.index;
+            record.id = r.id;
+            record.prompt = r.prompt;
+            record.prompt_ids = r.ids;
+            record.finish_reason = "error";
+            record.error = r.refused;
+            results->append(record);
+            tally.add(record);
+            screen.finished(record);
+        }
+    });
+
+    Generator::End end = Generator::End::done;
+    if (!open.empty()) {
+        engine.load();
+        screen.loaded(engine);
+        try {
+            Generator generator(engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
+                                {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
+                                 .ignore_eos = options.ignore_eos,
+                                 .hash = options.hash.value_or(true),
+                                 .save_logits = options.save_logits,
+                                 .prefill_chunk = engine.shard_plan().prefill_rows,
+                                 .stop_ids = engine.config().stop_ids});
+            Generator::Events events;
+            events.text = [&](const Request& r, std::string_view text, bool last) { screen.text(r, text, last); };
+            events.finished = [&](const RequestRecord& r) {
+                results->append(r);
+                tally.add(r);
+                screen.finished(r);
+            };
+            events.stop_requested = [&] {
+                engine.check_checkpoint();
+                return session.stop_requested();
+            };
+            events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
+            end = generator.run(open, events);
+            engine.measure_held();
+            failed += generator.failed();
+            tally.decoded = generator.decoded();
+            tally.decode_seconds = generator.decode_seconds();
+        } catch (...) {
+            const Error error = mpi::error_of_current_exception();
+            results.reset();  // a journal without a finished request goes; any other stays
+            session.abort(error);
+        }
     }
 
     const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -83,6 +83,25 @@ expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts edge.jsonl --c
 says_once "request 0 failed: needs 33 prompt tokens"
 says_once "request 2 failed: needs 32 prompt tokens"
 says "Paris"
+# Without --context memory is the limit. More new tokens than it holds are refused where they were asked for, and the numbers say
+# what would help; where nobody asked, the answer ends there. What is refused is so before the weights are read.
+small=(--backend cpu --kv fp32 --memory-limit 21MiB)
+many_ids() { seq 1 "$1" | awk '{ printf "%s%d", (NR > 1 ? "," : ""), 1 + $1 % 2000 }'; }
+printf '{"ids":[%s]}\n{"ids":[1,2,3],"max_tokens":4000}\n{"prompt":"The capital of France is"}\n' "$(many_ids 3900)" >small.jsonl
+expect_code 9 "$ftmpi" --model "$model" --prompts small.jsonl --output small.h5 "${small[@]}"
+held=$(sed -n 's/^Plan: .* 1 x \([0-9]*\) tokens.*/\1/p' err)
+if [ "${held:-0}" -gt 100 ] && [ "${held:-0}" -lt 3900 ]; then ok; else bad "a context of $held tokens in 21 MiB"; fi
+says_once "request 0 failed: needs 3900 prompt tokens and 64 new ones, 3964 in all; the context holds $held; --kv fp8 or more memory would help"
+says_once "request 1 failed: needs 3 prompt tokens and 4000 new ones, 4003 in all; the context holds $held; --max-tokens $((held - 3)) or --kv fp8 or more memory would help"
+says "Paris"
+same "$(grep -n 'failed: needs' err | tail -n 1 | cut -d: -f1)" "$(($(grep -n '^loaded in' err | cut -d: -f1) - 1))" "refused before loading"
+printf '{"ids":[%s]}\n{"ids":[1,2,3],"max_tokens":4000}\n' "$(many_ids $((held - 5)))" >small.jsonl
+expect_code 9 "$mpirun" -np 1 "$ftmpi" --model "$model" --prompts small.jsonl --output small.h5 --overwrite --ignore-eos --json "${small[@]}"
+same "$(grep '"index":0,' out | sed 's/.*"output_ids":\[\([^]]*\)\].*/\1/' | tr ',' '\n' | wc -l)" 5 "tokens after a prompt of 5 less than the context, none asked for"
+printf '{"ids":[1,2,3],"max_tokens":4000}\n' >small.jsonl
+expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts small.jsonl --output small.h5 --overwrite --shares 1,0 "${small[@]}"
+says_once "request 0 failed"
+if grep -q '^loaded in' err; then bad "weights were loaded for nothing"; else ok; fi
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --context 1000000000 --output big.h5
 absent big.h5
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
