@@ -49,8 +49,10 @@ const char* name_of(int signal) noexcept {
 
 void let_rank_0_speak() noexcept {
     if (own_rank == 0) return;
+    // The launcher's word ends the pause and this process with it, and is not taken for the end of the pause.
+    std::signal(SIGTERM, SIG_DFL);
     timespec pause{later_ranks_seconds, 500000000};
-    ::nanosleep(&pause, nullptr);
+    while (::nanosleep(&pause, &pause) != 0) continue;
 }
 
 void install(int signal, void (*handler)(int), int flags) {

@@ -4,7 +4,7 @@ other_cases+=(memory stack_soft stack_hard threads files)
 case_memory() {
     # From less than MPI needs to more than the run needs. Each has one message, or is done.
     local limit codes= ends=0 all=
-    for ((limit = 40; limit <= 240; limit += 8)); do
+    for ((limit = 40; limit <= 328; limit += 12)); do
         rm -f f.h5*
         (ulimit -v $((limit * 1024)) && alone --max-tokens 4 --threads 2; echo "$code $took" >result)
         read -r code took <result
@@ -26,11 +26,12 @@ case_memory() {
     [ "$ends" -gt 3 ] || complain "only $ends limits were large enough"
     case $all in *"out of host memory"*) ;; *) complain "no limit was met by the model" ;; esac
     "$ftmpi" --model "$model" --prompts prompts.txt --output few.h5 --max-tokens 4 >/dev/null 2>&1
+    rm -f f.h5*
     options=(--max-tokens 4)
-    : >err
+    alone "${options[@]}"
     code="1 or 4, at last 0"
     echo "ftmpi: error: the address space is limited ..., cannot be mapped ..., a thread cannot be started ... or out of host memory ..." >err
-    row any "ulimit -v in steps from 40 to 240 MiB (one process)" few.h5
+    row any "ulimit -v in steps from 40 to 328 MiB (one process)" few.h5
 }
 case_stack_soft() {
     (ulimit -S -s 64 && alone; echo "$code $took" >result)
