@@ -105,6 +105,7 @@ says "'heads' was not finished within 2 s: waited for rank 1 ("
 # Signals. USR1 to the launcher is passed on: the step is finished, the code is that of an interrupted run.
 # start N: starts the endless loop and waits until every rank says that it runs.
 start() {
+    rm -f out  # what the last loop said is not this one's start
     # The launcher itself and not the wrappers gets the signals, so it is started without them.
     eval "$("$mpirun" --print -np "$1" "$probe" stop 20) >out 2>err </dev/null &"
     launcher=$!
