@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "../src/error.hpp"
 #include "../src/numerics.hpp"
@@ -211,11 +212,14 @@ public:
         gather.free.record(stream_.get());
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override {
-        cuda::rms_norm(x, weight, eps, rows, width, y, stream_.get());
+        cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows, stream_.get());
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
         const std::int64_t cols = to.empty() ? 0 : to[0].matrix->cols;
         cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get(), fast_);
+    }
+    void norm_project(const Norm& norm, std::span<const Projection> to, std::int64_t rows) override {
+        cuda::norm_project(norm, to, rows, card_, scratch(project_scratch(rows, norm.width)), stream_.get(), fast_);
     }
     void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a, float* out,
                    std::int64_t stride) override {
@@ -235,15 +239,19 @@ public:
         const auto need = experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
         cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_, scratch(need), stream_.get());
     }
+    void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
+                  const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) override {
+        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
+        cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_, scratch(need),
+                       stream_.get());
+    }
     void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
                       const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride) override {
         const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols, shared.cols, routed.rows);
         cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_, scratch(need), stream_.get());
     }
-    void add(float* h, const float* y, std::int64_t n) override { cuda::add(h, y, n, stream_.get()); }
-    void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out) override {
-        cuda::add_norm(h, y, weight, eps, rows, width, out, stream_.get());
-    }
+    void add(const float* h, const float* y, float* sum, std::int64_t n) override { cuda::add(h, y, sum, n, stream_.get()); }
+    void norm(const Norm& n, std::int64_t rows) override { cuda::norm(n, rows, stream_.get()); }
     void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
                 std::int32_t* token, std::int32_t* finite) override {
         cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)), stream_.get());

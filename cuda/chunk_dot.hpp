@@ -83,14 +83,34 @@ __device__ inline void load_octet(const float* x, int k, int cols, float (&v)[8]
     for (int i = 0; i < 8; ++i) v[i] = k + i < cols ? x[k + i] : 0.0f;
 }
 
+/// Where stage_codes() takes its input from: a row in device memory, or one of stage_floats().
+struct GlobalRow {
+    const float* x;
+    __device__ void load(int octet, int cols, float (&v)[8]) const { load_octet(x, 8 * octet, cols, v); }
+};
+struct StagedRow {
+    const float4* x;
+    int pitch;
+    __device__ void load(int octet, int cols, float (&v)[8]) const {
+        if (8 * octet >= cols) {  // the staged row ends with its last chunk
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = 0.0f;
+            return;
+        }
+        const float4 a = x[((2 * octet) & 7) * pitch + (octet >> 2)], b = x[((2 * octet + 1) & 7) * pitch + (octet >> 2)];
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    }
+};
+
 /// One row as block fixed point. Planes 0, 1: high bytes of group 0, 1; 2, 3: low bytes; 4: {minus12 of both, unit, 0}.
 /// `threads` is a multiple of 32 and all of them call.
-__device__ inline void stage_codes(const float* x, int cols, int chunks, uint4* to, int thread, int threads) {
+template <class Row>
+__device__ inline void stage_codes(const Row& row, int cols, int chunks, uint4* to, int thread, int threads) {
     const int pitch = plane_pitch(chunks);
     for (int first = 0; first < chunks * 4; first += threads) {
         const int i = first + thread, chunk = i >> 2, part = i & 3, group = part >> 1;
         float v[8];
-        load_octet(x, 8 * i, chunk < chunks ? cols : 0, v);
+        row.load(i, chunk < chunks ? cols : 0, v);
         const CodeOctet q = quantize_octet(v);
         if (chunk >= chunks) continue;
         // Octet `part & 1` of its group: words 2 * (part & 1) and the next of the plane.

@@ -8,11 +8,13 @@
 #include "chunk_dot.hpp"
 #include "experts.hpp"
 #include "launch.hpp"
+#include "route.cuh"
+#include "whole_sets.cuh"
 
 namespace ftmpi::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 9;  ///< 264 blocks of them hold a warp for every four rows of nine experts of width 512
 constexpr int kMostDownWarps = 16;
 constexpr int kMixed = -1;
 constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
@@ -40,6 +42,19 @@ struct UpTask {
     int top_k, width, shared_width;  ///< intermediate rows held here
     int units, shared_units;         ///< of one expert
     bool floats, codes;
+    const float* logits;             ///< null when `experts` are already chosen
+    int count;                       ///< of experts
+    std::int32_t* chosen;            ///< where the choice is to be left
+    float* weights;
+};
+
+constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach, kMostChoices = 32;
+
+/// What the block found out about its row.
+struct Choice {
+    RouteSpace space;
+    std::int32_t experts[kMostChoices];
+    float weights[kMostChoices];
 };
 
 /// Gate and up rows `first` .. of one expert: act = silu(gate) * up.
@@ -69,6 +84,27 @@ __device__ __forceinline__ void up_unit(const MatrixView& m, int width, int firs
     if (lane < (Half ? 2 * H : H) && i < width) act[i] = num::expert_act(y, up);
 }
 
+/// up_unit of rows of kSets whole sets, all of them within `width`.
+template <Format F, int kSets>
+__device__ __forceinline__ void up_unit_whole(const MatrixView& m, int width, int first, const uint4* staged, SumBuffer& buffer, int lane, float* act) {
+    constexpr int R = expert_rows(F), H = R / 2, kPitch = plane_pitch(32 * kSets);
+    const std::uint8_t* codes = m.codes + std::int64_t{first} * code_pitch_of_sets<F, kSets> + lane * kPiece;
+    const std::uint8_t* scales = m.scales + std::int64_t{first} * scale_pitch_of_sets<F, kSets>;
+    Fetched<F, R> sets[kSets];
+    each<kSets>([&](auto s) { fetch_set<F, R, H, kSets, s()>(sets[s()], codes, scales, width, lane); });
+    const int i = first + lane % H;
+    const float multiplier = m.multipliers ? m.multipliers[lane % R / H * width + i] : 1.0f;
+    OrderedSums<F, R, 1, false> sums(buffer, lane);
+    each<kSets>([&](auto s) {
+        float v[1][R];
+        chunk_values<F, R, 1>(sets[s()], staged, 0, kPitch, s() * 32 + lane, v);
+        sums.put(s(), true, v, sets[s()], s() + 1 == kSets);
+    });
+    const float y = m.multipliers ? multiplier * sums.total() : sums.total();
+    const float up = __shfl_sync(kWholeWarp, y, lane % H + H);
+    if (lane < H) act[i] = num::expert_act(y, up);
+}
+
 template <Format F>
 __device__ __forceinline__ void up_unit_of(const MatrixView& m, int width, int unit, const uint4* staged, SumBuffer& buffer, int lane,
                                            float* act) {
@@ -80,26 +116,43 @@ __device__ __forceinline__ void up_unit_of(const MatrixView& m, int width, int u
 }
 
 /// grid.y counts the step's rows. Known is the format of routed and shared experts, or kMixed: one body for all formats
-/// needs many more registers.
-template <int Known>
+/// needs many more registers. With kRoute every block chooses the experts itself, in one warp while the others stage the input.
+/// kSets: as up_unit_whole() says, for both; 0: any.
+template <int Known, bool kRoute, int kSets>
 __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_few(const __grid_constant__ UpTask a) {
+    __shared__ Choice choice;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
     auto* floats = reinterpret_cast<uint4*>(buffers + kWarps);
     const MatrixView& any = a.units ? a.routed : a.shared;
     uint4* codes = floats + (a.floats ? kFloatPlanes * plane_pitch(any.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
     const float* x = a.x + static_cast<std::int64_t>(t) * any.cols;
-    if (a.floats) stage_floats(x, any.cols, any.chunks, reinterpret_cast<float4*>(floats), thread, 32 * kWarps);
-    if (a.codes) stage_codes(x, any.cols, any.chunks, codes, thread, 32 * kWarps);
+    if (thread >= 32) {
+        if (a.floats) stage_floats(x, any.cols, any.chunks, reinterpret_cast<float4*>(floats), thread - 32, 32 * (kWarps - 1));
+        if (a.codes) stage_codes(GlobalRow{x}, any.cols, any.chunks, codes, thread - 32, 32 * (kWarps - 1));
+    } else if (kRoute) {
+        route_by_warp<kRouteEach>(a.logits + std::int64_t{t} * a.count, a.count, a.top_k, choice.experts, choice.weights, choice.space);
+        __syncwarp();
+        if (blockIdx.x == 0 && lane < a.top_k) {
+            a.chosen[t * a.top_k + lane] = choice.experts[lane];
+            a.weights[t * a.top_k + lane] = choice.weights[lane];
+        }
+    }
     __syncthreads();
+    const auto expert_of = [&](int i) { return kRoute ? choice.experts[i] : a.experts[static_cast<std::int64_t>(t) * a.top_k + i]; };
     const int routed_units = a.units * a.top_k, all = routed_units + a.shared_units;
     for (int unit = static_cast<int>(blockIdx.x) * kWarps + thread / 32; unit < all; unit += static_cast<int>(gridDim.x) * kWarps) {
         const bool shared = unit >= routed_units;
-        const std::int64_t choice = shared ? 0 : static_cast<std::int64_t>(t) * a.top_k + unit / a.units;
-        const MatrixView m = shared ? a.shared : group_of(a.routed, a.experts[choice]);
-        float* act = shared ? a.shared_act + t * a.shared_stride : a.act + choice * a.stride;
+        const int nth = shared ? 0 : unit / a.units;
+        const MatrixView m = shared ? a.shared : group_of(a.routed, expert_of(nth));
+        float* act = shared ? a.shared_act + t * a.shared_stride : a.act + (static_cast<std::int64_t>(t) * a.top_k + nth) * a.stride;
         const int width = shared ? a.shared_width : a.width, u = shared ? unit - routed_units : unit % a.units;
         SumBuffer& buffer = buffers[thread / 32];
+        if constexpr (kSets > 0) {
+            constexpr auto F = static_cast<Format>(Known);
+            up_unit_whole<F, kSets>(m, width, u * (expert_rows(F) / 2), is_4bit(F) ? codes : floats, buffer, lane, act);
+            continue;
+        }
         switch (Known == kMixed ? m.format : static_cast<Format>(Known)) {
             case Format::bf16: up_unit_of<Format::bf16>(m, width, u, floats, buffer, lane, act); break;
             case Format::fp8_row: up_unit_of<Format::fp8_row>(m, width, u, floats, buffer, lane, act); break;
@@ -138,7 +191,7 @@ __device__ __forceinline__ void down_rows(const MatrixView& m, int first, const 
     Fetched<F, R> current, next;
     load(current, 0, 0);
     if constexpr (is_4bit(F))
-        stage_codes(x, m.cols, m.chunks, staged, lane, 32);
+        stage_codes(GlobalRow{x}, m.cols, m.chunks, staged, lane, 32);
     else
         stage_floats(x, m.cols, m.chunks, reinterpret_cast<float4*>(staged), lane, 32);
     __syncwarp();
@@ -168,8 +221,24 @@ __device__ __forceinline__ void down_rows_of(const MatrixView& m, int first, con
         down_rows<F, false>(m, first, x, staged, buffer, lane, y);
 }
 
-/// grid.x counts tiles of 16 output rows, grid.y the step's rows.
-template <int Known>
+/// down_rows of matrices with 16 chunks a row.
+template <Format F>
+__device__ __forceinline__ void down_segments(const MatrixView& m, int first, const float* x, uint4* staged, SumBuffer& buffer, int lane, float* y) {
+    using Segments = SegmentRows<F>;
+    Segments rows;
+    rows.fetch(m.codes + std::int64_t{first} * Segments::kCodePitch, m.scales + std::int64_t{first} * Segments::kScalePitch, lane);
+    const float multiplier = m.multipliers ? m.multipliers[first + lane % 16] : 1.0f;
+    if constexpr (is_4bit(F))
+        stage_codes(GlobalRow{x}, 16 * num::kChunk, 16, staged, lane, 32);
+    else
+        stage_floats(x, 16 * num::kChunk, 16, reinterpret_cast<float4*>(staged), lane, 32);
+    __syncwarp();
+    const float total = rows.total(staged, buffer.values, lane);
+    if (lane < 16) y[lane] = m.multipliers ? multiplier * total : total;
+}
+
+/// grid.x counts tiles of 16 output rows, grid.y the step's rows. kSegments: 16 chunks a row, in a format that down_segments() takes.
+template <int Known, bool kSegments>
 __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __grid_constant__ DownTask a) {
     const int warps = static_cast<int>(blockDim.x) / 32, thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
@@ -184,6 +253,11 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
         uint4* staged = inputs + warp * a.staged;
         SumBuffer& buffer = buffers[warp];
         float* y = results + j * kRowTile;
+        if constexpr (kSegments) {
+            down_segments<static_cast<Format>(Known)>(m, first, x, staged, buffer, lane, y);
+            __syncwarp();
+            continue;
+        }
         switch (Known == kMixed ? m.format : static_cast<Format>(Known)) {
             case Format::bf16: down_rows_of<Format::bf16>(m, first, x, staged, buffer, lane, y); break;
             case Format::fp8_row: down_rows_of<Format::fp8_row>(m, first, x, staged, buffer, lane, y); break;
@@ -201,8 +275,11 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
         num::expert_add(num::sigmoid(a.shared_gate[t]), results[a.top_k * kRowTile + thread], sum);
 }
 
+/// Bytes of dynamic shared memory that a block of experts_up_few may take beside its own.
+std::size_t most_dynamic(const Card& card) { return card.shared_per_block - sizeof(Choice); }
+
 void check_shared(std::size_t bytes, const Card& card) {
-    if (bytes > card.shared_per_block)
+    if (bytes > most_dynamic(card))
         throw Error(Exit::failure, "the experts' inputs need " + std::to_string(bytes) + " bytes of shared memory, the GPU gives a block " +
                                        std::to_string(card.shared_per_block));
 }
@@ -223,9 +300,10 @@ void with_known(const MatrixView& routed, const MatrixView& shared, Function f) 
 
 }  // namespace
 
-void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
-                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
-    UpTask a{};
+namespace {
+
+void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
+        std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
     a.routed = cuda_matrix(routed).view();
     a.shared = cuda_matrix(shared).view();
     if (rows == 0 || (a.routed.rows == 0 && a.shared.rows == 0)) return;
@@ -254,11 +332,42 @@ void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes
     const int units = a.units * a.top_k + a.shared_units, blocks = std::min((units + kWarps - 1) / kWarps, 4 * card.multiprocessors);
     with_known(a.routed, a.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        static const bool allowed = (allow_shared(experts_up_few<kKnown>, card.shared_per_block), true);
+        constexpr int kKnownSets = kKnown == kMixed ? 0 : 2;
+        static const bool allowed = (allow_shared(experts_up_few<kKnown, false, 0>, most_dynamic(card)),
+                                     allow_shared(experts_up_few<kKnown, true, 0>, most_dynamic(card)),
+                                     allow_shared(experts_up_few<kKnown, true, kKnownSets>, most_dynamic(card)), true);
         static_cast<void>(allowed);
-        launch("experts_up", experts_up_few<kKnown>, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), dim3(32 * kWarps),
-               bytes, stream, a);
+        const bool whole = kKnownSets != 0 && (a.units ? a.routed : a.shared).cols == kKnownSets * 32 * num::kChunk &&
+                           a.width % acts == 0 && a.shared_width % shared_acts == 0;
+        launch("experts_up",
+                           !a.logits ? experts_up_few<kKnown, false, 0>
+                           : whole   ? experts_up_few<kKnown, true, kKnownSets>
+                                     : experts_up_few<kKnown, true, 0>,
+                           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), dim3(32 * kWarps), bytes, stream, a);
     });
+}
+
+}  // namespace
+
+void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
+                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
+    up({}, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card, scratch, stream);
+}
+
+void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
+              const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
+    UpTask a{};
+    // A rank without rows here launches nothing, but needs the choice for its rows of down.
+    const bool any = routed.rows != 0 || shared.rows != 0;
+    if (any && rows < kManyRows && experts <= kMostRouted && routes.top_k <= std::min(experts, kMostChoices)) {
+        a.logits = logits;
+        a.count = experts;
+        a.chosen = routes.experts;
+        a.weights = routes.weights;
+    } else {
+        route(logits, rows, experts, routes, stream);
+    }
+    up(a, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card, scratch, stream);
 }
 
 void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
@@ -286,15 +395,19 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
         return static_cast<std::size_t>(w) * (sizeof(SumBuffer) + static_cast<std::size_t>(a.staged) * kPiece) +
                static_cast<std::size_t>(a.top_k + 1) * kRowTile * sizeof(float);
     };
-    while (warps > 1 && bytes_with(warps) > card.shared_per_block) --warps;
+    while (warps > 1 && bytes_with(warps) > most_dynamic(card)) --warps;
     check_shared(bytes_with(warps), card);
     const auto tiles = static_cast<unsigned>(padded_rows(a.routed.rows) / kRowTile);
     with_known(a.routed, a.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        static const bool allowed = (allow_shared(experts_down_few<kKnown>, card.shared_per_block), true);
+        constexpr bool kSegments = kKnown == static_cast<int>(Format::nvfp4) || kKnown == static_cast<int>(Format::mxfp4) ||
+                                   kKnown == static_cast<int>(Format::fp8_row);
+        static const bool allowed = (allow_shared(experts_down_few<kKnown, false>, card.shared_per_block),
+                                     allow_shared(experts_down_few<kKnown, kSegments>, card.shared_per_block), true);
         static_cast<void>(allowed);
-        launch("experts_down", experts_down_few<kKnown>, dim3(tiles, static_cast<unsigned>(rows)), dim3(static_cast<unsigned>(32 * warps)),
-               bytes_with(warps), stream, a);
+        const bool segments = kSegments && a.routed.cols == 16 * num::kChunk && a.shared.cols == 16 * num::kChunk;
+        launch("experts_down", segments ? experts_down_few<kKnown, kSegments> : experts_down_few<kKnown, false>, dim3(tiles, static_cast<unsigned>(rows)),
+                           dim3(static_cast<unsigned>(32 * warps)), bytes_with(warps), stream, a);
     });
 }
 

@@ -48,10 +48,17 @@ void attention(const Attention& attention, const Rows& rows, const float* qg, co
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
              cudaStream_t stream, bool fast = false);
+/// norm(), then project().
+void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream,
+                  bool fast = false);
 std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols);
 void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
                 std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
                 cudaStream_t stream);
+/// route(), then experts_up().
+void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
+              const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride,
+              const Card& card, Scratch scratch, cudaStream_t stream);
 /// `columns`: output rows held here.
 std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols, std::int64_t shared_cols,
                                  std::int64_t columns);
@@ -64,12 +71,10 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
 void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream);
 /// x[t] = table[rows[t].token]
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
-void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream);
-/// h += y, then rms_norm of h.
-void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
-              cudaStream_t stream);
+/// n.sum may be n.from.
+void norm(const Norm& n, std::int64_t rows, cudaStream_t stream);
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);
-void add(float* h, const float* y, std::int64_t n, cudaStream_t stream);
+void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream);
 
 std::size_t argmax_scratch(std::int64_t rows);
 void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,

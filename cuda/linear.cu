@@ -6,43 +6,16 @@
 #include <utility>
 #include <vector>
 
-#include "chunk_dot.hpp"
-#include "launch.hpp"
+#include "few_rows.cuh"
 #include "tiles.hpp"
 #include "tiles_fast.hpp"
 
 namespace ftmpi::cuda {
 namespace {
 
-constexpr int kWarps = 8, kMatrices = 8;
-constexpr int kFormats = 5;
-
-struct VecMatrix {
-    const std::uint8_t* codes;
-    const std::uint8_t* scales;
-    const float* multipliers;
-    std::int64_t code_pitch, scale_pitch;
-    float* out;
-    std::int64_t stride;
-    int rows;
-    int first_unit;  ///< units of the matrices of the same format before this one
-};
-
-struct VecTask {
-    VecMatrix matrices[kMatrices];
-    int begin[kFormats + 1];  ///< matrices of format f are [begin[f], begin[f + 1])
-    int units[kFormats];      ///< sets of rows that a warp works on together
-    const float* x;
-    int rows, cols, chunks;
-    bool floats, codes;  ///< what must be staged
-};
-
-__host__ __device__ constexpr std::size_t staged_floats(int chunks) { return static_cast<std::size_t>(kFloatPlanes * plane_pitch(chunks)); }
-__host__ __device__ constexpr std::size_t staged_codes(int chunks) { return static_cast<std::size_t>(kCodePlanes * plane_pitch(chunks)); }
-
 std::size_t shared_of(int t, const VecTask& a) {
-    return kWarps * sizeof(SumBuffer) +
-           static_cast<std::size_t>(t) * kPiece * ((a.floats ? staged_floats(a.chunks) : 0) + (a.codes ? staged_codes(a.chunks) : 0));
+    return std::max(kWarps * sizeof(SumBuffer), a.norm.weight ? static_cast<std::size_t>(norm_sums(t, a.chunks)) * sizeof(float) : 0) +
+           static_cast<std::size_t>(t) * kPiece * ((a.floats || a.norm.weight ? staged_floats(a.chunks) : 0) + (a.codes ? staged_codes(a.chunks) : 0));
 }
 
 template <Format F, int T, bool Half>
@@ -93,20 +66,31 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
 
 /// grid.y counts groups of T input rows.
 template <int T, bool Half>
-__global__ void __launch_bounds__(32 * kWarps, 2) project_few(const __grid_constant__ VecTask a) {
+__global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant__ VecTask a) {
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
-    auto* floats = reinterpret_cast<uint4*>(buffers + kWarps);
-    uint4* codes = floats + (a.floats ? T * staged_floats(a.chunks) : 0);
+    const int norm_bytes = a.norm.weight ? norm_sums(T, a.chunks) * 4 : 0, first_bytes = static_cast<int>(kWarps * sizeof(SumBuffer));
+    auto* floats = reinterpret_cast<uint4*>(shared_bytes() + (norm_bytes > first_bytes ? (norm_bytes + 15) / 16 * 16 : first_bytes));
+    uint4* codes = floats + (a.floats || a.norm.weight ? T * staged_floats(a.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    for (int i = 0; i < T; ++i) {
-        const int t = static_cast<int>(blockIdx.y) * T + i;
-        const float* x = a.x + static_cast<std::int64_t>(t < a.rows ? t : a.rows - 1) * a.cols;
-        if (a.floats) stage_floats(x, a.cols, a.chunks, reinterpret_cast<float4*>(floats + i * staged_floats(a.chunks)), thread, 32 * kWarps);
-        if (a.codes) stage_codes(x, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, 32 * kWarps);
+    float4 w[kWeights];
+    load_norm_weights(a, w, thread);
+    if (a.norm.weight) {
+        stage_normed<T, 0>(a, w, reinterpret_cast<float*>(buffers), floats, thread);
+        if (a.codes)
+            for (int i = 0; i < T; ++i)
+                stage_codes(StagedRow{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)), plane_pitch(a.chunks)}, a.cols, a.chunks,
+                            codes + i * staged_codes(a.chunks), thread, kThreads);
+    } else {
+        for (int i = 0; i < T; ++i) {
+            const int t = static_cast<int>(blockIdx.y) * T + i;
+            const float* x = a.x + static_cast<std::int64_t>(t < a.rows ? t : a.rows - 1) * a.cols;
+            if (a.floats) stage_floats(x, a.cols, a.chunks, reinterpret_cast<float4*>(floats + i * staged_floats(a.chunks)), thread, kThreads);
+            if (a.codes) stage_codes(GlobalRow{x}, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, kThreads);
+        }
     }
     __syncthreads();
-    // Neighbouring warps of the grid take neighbouring rows.
-    const int warp = static_cast<int>(blockIdx.x) * kWarps + thread / 32, warps = static_cast<int>(gridDim.x) * kWarps;
+    // Neighbouring blocks take neighbouring rows, so that few rows are spread over all multiprocessors.
+    const int warp = thread / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x), warps = static_cast<int>(gridDim.x) * kWarps;
     SumBuffer& buffer = buffers[thread / 32];
     if (a.units[0]) run_format<Format::bf16, T, Half>(a, floats, buffer, warp, warps, lane);
     if (a.units[1]) run_format<Format::fp8_row, T, Half>(a, floats, buffer, warp, warps, lane);
@@ -121,9 +105,9 @@ void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
     static const bool allowed = (allow_shared(project_few<T, Half>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int units = *std::max_element(a.units, a.units + kFormats);
-    const int blocks = std::min((units + kWarps - 1) / kWarps, 2 * card.multiprocessors);
+    const int blocks = std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)), 2 * card.multiprocessors);
     launch("project", project_few<T, Half>, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)),
-           dim3(32 * kWarps), shared, stream, a);
+           dim3(kThreads), shared, stream, a);
 }
 
 template <bool Half>
@@ -171,12 +155,46 @@ std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
     return std::max(coded, fast_tiles_scratch(rows, cols));
 }
 
+namespace {
+
+/// The matrices of `to` by format; `half`: VecTask of rows of at most 16 chunks.
+VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t rows, bool half) {
+    VecTask a{};
+    a.x = x;
+    a.rows = static_cast<int>(rows);
+    a.cols = static_cast<int>(to[0].matrix->cols);
+    a.chunks = cuda_matrix(*to[0].matrix).view().chunks;
+    int count = 0;
+    for (int f = 0; f < kFormats; ++f) {
+        a.begin[f] = count;
+        const auto format = static_cast<Format>(f);
+        const int unit_rows = rows_at_once(format) * (half ? 2 : 1);
+        for (const Projection& p : to) {
+            const MatrixView& m = cuda_matrix(*p.matrix).view();
+            if (m.format != format || m.rows == 0) continue;
+            a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch, p.out, p.stride, m.rows, a.units[f]};
+            a.units[f] += (m.rows + unit_rows - 1) / unit_rows;
+            (is_4bit(format) ? a.codes : a.floats) = true;
+        }
+    }
+    a.begin[kFormats] = count;
+    return a;
+}
+
+void check_columns(std::span<const Projection> to) {
+    for (const Projection& p : to)
+        if (p.matrix->cols != to[0].matrix->cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+}
+
+bool is_half(std::span<const Projection> to) { return cuda_matrix(*to[0].matrix).view().chunks <= 16; }
+
+}  // namespace
+
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
              cudaStream_t stream, bool fast) {
     if (to.empty() || rows == 0) return;
+    check_columns(to);
     const std::int64_t cols = to[0].matrix->cols;
-    for (const Projection& p : to)
-        if (p.matrix->cols != cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
     if (fast) {  // however few the rows are; 4-bit weights have exact tensor cores of their own
         std::vector<Projection> floating, coded;
         for (const Projection& p : to) (is_4bit(p.matrix->format) ? coded : floating).push_back(p);
@@ -184,34 +202,33 @@ void project(std::span<const Projection> to, const float* x, std::int64_t rows, 
         return project(coded, x, rows, card, scratch, stream);
     }
     if (rows >= kManyRows) return project_many(to, x, rows, cols, scratch, stream);
+    if (rows == 1 && to.size() <= kMatrices && project_one_row(to, x, {}, card, stream)) return;
     for (std::size_t begin = 0; begin < to.size(); begin += kMatrices) {
         const auto part = to.subspan(begin, std::min<std::size_t>(kMatrices, to.size() - begin));
-        VecTask a{};
-        a.x = x;
-        a.rows = static_cast<int>(rows);
-        a.cols = static_cast<int>(cols);
-        a.chunks = cuda_matrix(*to[0].matrix).view().chunks;
-        const bool half = a.chunks <= 16;
-        int count = 0;
-        for (int f = 0; f < kFormats; ++f) {
-            a.begin[f] = count;
-            const auto format = static_cast<Format>(f);
-            const int unit_rows = rows_at_once(format) * (half ? 2 : 1);
-            for (const Projection& p : part) {
-                const MatrixView& m = cuda_matrix(*p.matrix).view();
-                if (m.format != format || m.rows == 0) continue;
-                a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch, p.out, p.stride, m.rows, a.units[f]};
-                a.units[f] += (m.rows + unit_rows - 1) / unit_rows;
-                (is_4bit(format) ? a.codes : a.floats) = true;
-            }
-        }
-        a.begin[kFormats] = count;
-        if (count == 0) continue;
-        if (half)
-            launch_few<true>(a, card, stream);
-        else
-            launch_few<false>(a, card, stream);
+        const bool half = is_half(part);
+        VecTask a = task_of(part, x, rows, half);
+        if (a.begin[kFormats] == 0) continue;
+        half ? launch_few<true>(a, card, stream) : launch_few<false>(a, card, stream);
     }
+}
+
+void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream,
+                  bool fast) {
+    if (rows == 0) return;
+    const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+    const bool suits = n.width % 4 == 0 && (address(n.from) | address(n.plus) | address(n.sum) | address(n.weight) | address(n.out)) % 16 == 0;
+    if (!fast && rows < kManyRows && suits && !to.empty() && to.size() <= kMatrices) {
+        check_columns(to);
+        if (to[0].matrix->cols != n.width) throw Error(Exit::failure, "a norm's width is not its projections' number of columns");
+        if (rows == 1 && project_one_row(to, nullptr, n, card, stream)) return;
+        const bool half = is_half(to);
+        VecTask a = task_of(to, nullptr, rows, half);
+        a.norm = n;
+        if (a.begin[kFormats] != 0 && shared_of(1, a) <= card.shared_per_block)
+            return half ? launch_few<true>(a, card, stream) : launch_few<false>(a, card, stream);
+    }
+    norm(n, rows, stream);
+    project(to, n.out, rows, card, scratch, stream, fast);
 }
 
 }  // namespace ftmpi::cuda

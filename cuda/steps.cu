@@ -3,6 +3,7 @@
 
 #include "device_code.hpp"
 #include "launch.hpp"
+#include "route.cuh"
 
 namespace ftmpi::cuda {
 namespace {
@@ -25,11 +26,11 @@ __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     }
 }
 
-/// The same when kAdd is false, and h += y before it otherwise. One block a row; everything the row needs is asked for at once, and a
+/// RMSNorm of `from`, or of sum = from + plus when kAdd. One block a row; everything the row needs is asked for at once, and a
 /// thread keeps its 4 * kPer elements until the scale is known. Shared memory: the row in chunks of 36 floats, so that
 /// threads with a chunk each do not meet in a bank; then the segments' sums.
 template <bool kAdd, int kPer>
-__global__ void __launch_bounds__(1024) norm_rows(const float* x, float* h, const float* y, const float* weight, float eps, int width, float* out) {
+__global__ void __launch_bounds__(1024) norm_rows(const float* from, const float* plus, float* sum, const float* weight, float eps, int width, float* out) {
     constexpr int kQuads = num::kChunk / 4;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x), lane = thread % 32;
     const int quads = width / 4, chunks = (width + num::kChunk - 1) / num::kChunk, segments = (chunks + 15) / 16;
@@ -43,9 +44,9 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* x, float* h, cons
         v[p] = w[p] = {0, 0, 0, 0};  // of squares, zeros add nothing
         if (i >= quads) continue;
         w[p] = reinterpret_cast<const float4*>(weight)[i];
-        v[p] = reinterpret_cast<const float4*>(kAdd ? h : x)[first + i];
+        v[p] = reinterpret_cast<const float4*>(from)[first + i];
         if constexpr (kAdd) {
-            const float4 b = reinterpret_cast<const float4*>(y)[first + i];
+            const float4 b = reinterpret_cast<const float4*>(plus)[first + i];
             v[p].x = v[p].x + b.x, v[p].y = v[p].y + b.y, v[p].z = v[p].z + b.z, v[p].w = v[p].w + b.w;
         }
     }
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* x, float* h, cons
     for (int p = 0; p < kPer; ++p) {
         const int i = thread + p * threads;
         if (i < chunks * kQuads) tile[i / kQuads * (kQuads + 1) + i % kQuads] = v[p];
-        if (kAdd && i < quads) reinterpret_cast<float4*>(h)[first + i] = v[p];
+        if (kAdd && i < quads) reinterpret_cast<float4*>(sum)[first + i] = v[p];
     }
     __syncthreads();
     if (thread - lane < chunks) {
@@ -131,78 +132,28 @@ __global__ void rms_norm_rows(const float* x, const float* weight, float eps, st
     for (std::int64_t i = thread; i < width; i += threads) y[i] = num::rms_apply(x[i], scale, weight[i]);
 }
 
-__global__ void add_to(float* h, const float* y, std::int64_t n) {
+__global__ void add_to(const float* h, const float* y, float* sum, std::int64_t n) {
     const std::int64_t i = 4 * (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
     if (i + 4 <= n) {
         float4 a = *reinterpret_cast<const float4*>(h + i);
         const float4 b = *reinterpret_cast<const float4*>(y + i);
         a.x = a.x + b.x, a.y = a.y + b.y, a.z = a.z + b.z, a.w = a.w + b.w;
-        *reinterpret_cast<float4*>(h + i) = a;
+        *reinterpret_cast<float4*>(sum + i) = a;
     } else {
-        for (std::int64_t k = i; k < n; ++k) h[k] = h[k] + y[k];
+        for (std::int64_t k = i; k < n; ++k) sum[k] = h[k] + y[k];
     }
 }
-__global__ void add_single(float* h, const float* y, std::int64_t n) {
+__global__ void add_single(const float* h, const float* y, float* sum, std::int64_t n) {
     const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (i < n) h[i] = h[i] + y[i];
+    if (i < n) sum[i] = h[i] + y[i];
 }
 
-/// A finite logit as a number that is larger for a larger logit; 0 is no logit. -0 counts as +0.
-__device__ std::uint32_t rising_of(float logit) {
-    const std::uint32_t bits = num::bits_of(logit + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ float logit_of(std::uint32_t rising) { return num::float_of(rising & 0x80000000u ? rising ^ 0x80000000u : ~rising); }
-
-/// One warp a row, for at most 32 * kEach experts and 32 choices: lane l keeps logits l, l + 32, ... as rising numbers.
-/// Each choice is a maximum over the warp and the lowest id that has it; then lane i has the i-th choice.
+/// One warp a row, as route_by_warp() says.
 template <int kEach>
 __global__ void __launch_bounds__(32) route_few(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
-    __shared__ std::uint32_t sorted_id[32], sorted_logit[32];
-    const int lane = static_cast<int>(threadIdx.x);
-    logits += std::int64_t{blockIdx.x} * experts;
-    ids += std::int64_t{blockIdx.x} * top_k;
-    weights += std::int64_t{blockIdx.x} * top_k;
-    std::uint32_t rising[kEach];
-    float x[kEach];
-    bool finite = true;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) x[j] = lane + 32 * j < experts ? logits[lane + 32 * j] : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-        finite = finite && num::is_finite(x[j]);
-        rising[j] = lane + 32 * j < experts ? rising_of(x[j]) : 0u;
-    }
-    if (!__all_sync(kWholeWarp, finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
-        if (lane == 0) num::route(logits, experts, top_k, ids, weights);
-        return;
-    }
-    std::uint32_t my_id = 0xffffffffu, my_logit = 0, largest = 0;
-    for (int n = 0; n < top_k; ++n) {
-        std::uint32_t best = rising[0];
-        int at = 0;
-#pragma unroll
-        for (int j = 1; j < kEach; ++j)
-            if (rising[j] > best) best = rising[j], at = j;
-        const std::uint32_t top = __reduce_max_sync(kWholeWarp, best), own = static_cast<std::uint32_t>(lane + 32 * at);
-        const std::uint32_t id = __reduce_min_sync(kWholeWarp, best == top ? own : 0xffffffffu);
-#pragma unroll
-        for (int j = 0; j < kEach; ++j)
-            if (id == static_cast<std::uint32_t>(lane + 32 * j)) rising[j] = 0;
-        if (n == 0) largest = top;
-        if (lane == n) my_id = id, my_logit = top;
-    }
-    int place = 0;  // ids rising
-    for (int n = 0; n < top_k; ++n) place += __shfl_sync(kWholeWarp, my_id, n) < my_id;
-    if (lane < top_k) sorted_id[place] = my_id, sorted_logit[place] = my_logit;
-    __syncwarp();
-    const float value = lane < top_k ? num::exp(logit_of(sorted_logit[lane]) - logit_of(largest)) : 0.0f;
-    float total = 0.0f;
-    for (int n = 0; n < top_k; ++n) total = total + __shfl_sync(kWholeWarp, value, n);
-    if (lane < top_k) {
-        ids[lane] = static_cast<std::int32_t>(sorted_id[lane]);
-        weights[lane] = value / total;
-    }
+    __shared__ RouteSpace space;
+    const std::int64_t row = blockIdx.x;
+    route_by_warp<kEach>(logits + row * experts, experts, top_k, ids + row * top_k, weights + row * top_k, space);
 }
 
 /// Any number of experts. One warp a row. Shared memory: the row's logits, then the chosen ids in the order of choice.
@@ -326,17 +277,22 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     }
 }
 
+bool aligned(std::initializer_list<const void*> addresses) {
+    std::uintptr_t all = 0;
+    for (const void* p : addresses) all |= reinterpret_cast<std::uintptr_t>(p);
+    return all % 16 == 0;
+}
+
 /// False when the width or an address does not suit the fast form.
-template <bool kAdd>
-bool norm_fast(const float* x, float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
-               cudaStream_t stream) {
-    const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-    if (width % 4 || width > 8192 || width == 0 || (address(x) | address(h) | address(y) | address(weight) | address(out)) % 16) return false;
-    const std::int64_t chunks = (width + num::kChunk - 1) / num::kChunk, quads = chunks * (num::kChunk / 4);
+bool norm_fast(const Norm& n, std::int64_t rows, cudaStream_t stream) {
+    if (n.width % 4 || n.width > 8192 || n.width == 0 || !aligned({n.from, n.plus, n.sum, n.weight, n.out})) return false;
+    const std::int64_t chunks = (n.width + num::kChunk - 1) / num::kChunk, quads = chunks * (num::kChunk / 4);
     const auto bytes = static_cast<std::size_t>(chunks * (num::kChunk + 4) + (chunks + 15) / 16) * sizeof(float);
     const auto threads = static_cast<unsigned>(std::min<std::int64_t>((quads + 31) / 32 * 32, 1024));
-    launch("rms_norm", quads <= 1024 ? norm_rows<kAdd, 1> : norm_rows<kAdd, 2>, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes,
-           stream, x, h, y, weight, eps, static_cast<int>(width), out);
+    const auto kernel = n.plus ? (quads <= 1024 ? norm_rows<true, 1> : norm_rows<true, 2>)
+                               : (quads <= 1024 ? norm_rows<false, 1> : norm_rows<false, 2>);
+    launch("norm", kernel, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes, stream, n.from, n.plus, n.sum, n.weight, n.eps,
+           static_cast<int>(n.width), n.out);
     return true;
 }
 
@@ -352,18 +308,13 @@ void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t str
     launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream, table.view(), rows.device, x);
 }
 
-void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y, cudaStream_t stream) {
-    if (norm_fast<false>(x, nullptr, nullptr, weight, eps, rows, width, y, stream)) return;
-    const std::int64_t segments = (width + 16 * num::kChunk - 1) / (16 * num::kChunk);
+void norm(const Norm& n, std::int64_t rows, cudaStream_t stream) {
+    if (norm_fast(n, rows, stream)) return;
+    if (n.plus) add(n.from, n.plus, n.sum, rows * n.width, stream);
+    const std::int64_t segments = (n.width + 16 * num::kChunk - 1) / (16 * num::kChunk);
     const auto bytes = static_cast<std::size_t>(17 * segments) * sizeof(float);
-    launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, x, weight, eps, width, y);
-}
-
-void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out,
-              cudaStream_t stream) {
-    if (norm_fast<true>(nullptr, h, y, weight, eps, rows, width, out, stream)) return;
-    add(h, y, rows * width, stream);
-    rms_norm(h, weight, eps, rows, width, out, stream);
+    launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, n.plus ? n.sum : n.from, n.weight,
+           n.eps, n.width, n.out);
 }
 
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
@@ -378,10 +329,10 @@ void route(const float* logits, std::int64_t rows, int experts, const Routes& ro
     launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts, k, routes.experts, routes.weights);
 }
 
-void add(float* h, const float* y, std::int64_t n, cudaStream_t stream) {
-    const bool wide = ((reinterpret_cast<std::uintptr_t>(h) | reinterpret_cast<std::uintptr_t>(y)) & 15) == 0;
+void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream) {
+    const bool wide = aligned({h, y, sum});
     const std::int64_t each = wide ? 4 * kThreads : kThreads;
-    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)), dim3(kThreads), 0, stream, h, y, n);
+    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)), dim3(kThreads), 0, stream, h, y, sum, n);
 }
 
 std::size_t argmax_scratch(std::int64_t rows) { return static_cast<std::size_t>(rows) * kArgmaxBlocks * sizeof(Found); }

@@ -56,6 +56,18 @@ struct Projection {
     std::int64_t stride = 0;  ///< elements between consecutive rows of out
 };
 
+/// The norm before a projection: sum = from + plus, then out = RMSNorm(sum). Without `plus` it is of `from`, and `sum` is not
+/// written. `sum` must not overlap `from`: a backend may read it after it began to write.
+struct Norm {
+    const float* from = nullptr;    ///< [rows][width]
+    const float* plus = nullptr;    ///< null, or the same shape
+    float* sum = nullptr;
+    const float* weight = nullptr;  ///< [width], 1 + weight
+    float eps = 0;
+    std::int64_t width = 0;
+    float* out = nullptr;           ///< [rows][width]
+};
+
 /// Gated DeltaNet of this rank's heads in one layer. Value head j uses key head j * key_heads / value_heads.
 struct DeltaNet {
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
@@ -209,6 +221,11 @@ public:
                            float* out, std::int64_t stride) = 0;
     /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights exp-normalised.
     virtual void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) = 0;
+    /// norm, then project(to, norm.out, rows): both in one.
+    virtual void norm_project(const Norm& norm, std::span<const Projection> to, std::int64_t rows) {
+        this->norm(norm, rows);
+        project(to, norm.out, rows);
+    }
     /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only.
     /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act [rows][shared_stride]
     /// point at this rank's first column: act = silu(gate) * up.
@@ -219,12 +236,19 @@ public:
     virtual void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
                               const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                               std::int64_t stride) = 0;
-    /// h += y, n elements.
-    virtual void add(float* h, const float* y, std::int64_t n) = 0;
-    /// h += y, then out[t] = rms_norm of h[t]: add() and rms_norm() in one.
-    virtual void add_norm(float* h, const float* y, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* out) {
-        add(h, y, rows * width);
-        rms_norm(h, weight, eps, rows, width, out);
+    /// route(), then experts_up(): both in one.
+    virtual void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
+                          const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                          std::int64_t shared_stride) {
+        route(logits, rows, experts, routes);
+        experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride);
+    }
+    /// sum = h + y, n elements; sum may be h.
+    virtual void add(const float* h, const float* y, float* sum, std::int64_t n) = 0;
+    /// As Norm says; here `sum` may also be `from`.
+    virtual void norm(const Norm& n, std::int64_t rows) {
+        if (n.plus) add(n.from, n.plus, n.sum, rows * n.width);
+        rms_norm(n.plus ? n.sum : n.from, n.weight, n.eps, rows, n.width, n.out);
     }
     /// token[t] = id of the largest logit among ids below `ids` whose `masked` byte is 0 (lowest id on a tie);
     /// finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device pointers.

@@ -81,7 +81,7 @@ public:
     void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override;
-    void add(float* h, const float* y, std::int64_t n) override;
+    void add(const float* h, const float* y, float* sum, std::int64_t n) override;
     void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
                 std::int32_t* token, std::int32_t* finite) override;
 

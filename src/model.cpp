@@ -21,7 +21,7 @@ Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& co
     }
     const Workspace w = workspace_of(config, plan, communicator.rank());
     auto floats = [&](std::int64_t n) { return DeviceArray<float>(backend, n, "workspace"); };
-    x_ = floats(w.x);
+    for (auto& stream : streams_) stream = floats(w.stream);
     normed_ = floats(w.normed);
     mixed_ = floats(w.mixer);
     qkv_ = floats(w.qkv);
@@ -31,12 +31,10 @@ Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& co
     qg_ = floats(w.qg);
     k_ = floats(w.k);
     v_ = floats(w.v);
-    out_ = floats(w.out);
     router_ = floats(w.router);
     shared_gate_ = floats(w.shared_gate);
     act_ = floats(w.act);
     shared_act_ = floats(w.shared_act);
-    down_ = floats(w.down);
     logits_ = floats(w.logits);
     static_assert(sizeof(Row) == 3 * sizeof(float));
     rows_ = DeviceArray<Row>(backend, w.rows / 3, "workspace");
@@ -57,9 +55,10 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
     }
     backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data()};
-    backend_.embed(weights_.embedding(), rows, x_.data());
+    x_ = streams_[0].data(), part_ = streams_[1].data(), sum_ = streams_[2].data();
+    backend_.embed(weights_.embedding(), rows, x_);
     fast_step_ = fast_prefill_ && wanted.size() < rows.count();
-    seen("embed", -1, x_.data(), rows.count(), config_.hidden);
+    seen("embed", -1, x_, rows.count(), config_.hidden);
     if (is_decode(rows, wanted))
         backend_.replay(this, static_cast<std::uint64_t>(rows.count()), [&] { layers(rows, wanted); });
     else
@@ -76,31 +75,42 @@ bool Model::is_decode(const Rows& rows, Range wanted) const {
 }
 
 void Model::layers(const Rows& rows, Range wanted) {
-    const std::int64_t n = rows.count();
+    const std::int64_t n = rows.count(), hidden = config_.hidden;
     const std::size_t count = weights_.layers().size();
-    // A norm follows each sum, so both are done in one; only the last norm may be of some of the rows.
-    const bool all = wanted.size() == n;
-    const auto norm_of = [&](std::size_t layer) { return layer < count ? weights_.layers()[layer].input_norm.data() : weights_.final_norm(); };
-    backend_.rms_norm(x_.data(), norm_of(0), config_.eps, n, config_.hidden, normed_.data());
+    // Each part of a layer begins with a norm, of the stream and what the part before it adds.
+    Norm norm{.from = x_, .weight = count ? weights_.layers()[0].input_norm.data() : weights_.final_norm(), .eps = config_.eps, .width = hidden, .out = normed_.data()};
+    const auto normed_next = [&](const float* weight) { norm = {x_, part_, sum_, weight, config_.eps, hidden, normed_.data()}; };
     for (std::size_t layer = 0; layer < count; ++layer) {
-        mixer(layer, rows);
-        backend_.add_norm(x_.data(), out_.data(), weights_.layers()[layer].post_norm.data(), config_.eps, n, config_.hidden, normed_.data());
-        experts(layer, rows);
-        if (layer + 1 < count || all)
-            backend_.add_norm(x_.data(), down_.data(), norm_of(layer + 1), config_.eps, n, config_.hidden, normed_.data());
-        else
-            backend_.add(x_.data(), down_.data(), n * config_.hidden);
-        seen("hidden", static_cast<int>(layer), x_.data(), n, config_.hidden);
+        const LayerWeights& w = weights_.layers()[layer];
+        mixer(layer, rows, norm);
+        normed_next(w.post_norm.data());
+        experts(layer, rows, norm);
+        normed_next(layer + 1 < count ? weights_.layers()[layer + 1].input_norm.data() : weights_.final_norm());
     }
-    if (wanted.empty()) return;
-    if (!all)
-        backend_.rms_norm(x_.data() + wanted.begin * config_.hidden, weights_.final_norm(), config_.eps, wanted.size(), config_.hidden,
-                          normed_.data());
-    seen("final_norm", -1, normed_.data(), wanted.size(), config_.hidden);
+    const int last = static_cast<int>(count) - 1;
+    if (wanted.size() != n) {  // all rows are summed up, some are normed
+        if (norm.plus) backend_.add(x_, part_, sum_, n * hidden);
+        after(norm);
+        if (count) seen("hidden", last, x_, n, hidden);
+        if (wanted.empty()) return;
+        norm = {.from = x_ + wanted.begin * hidden, .weight = weights_.final_norm(), .eps = config_.eps, .width = hidden, .out = normed_.data()};
+    }
     backend_.hold_for_copies();
     const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
-    backend_.project({&head, 1}, normed_.data(), wanted.size());
+    backend_.norm_project(norm, {&head, 1}, wanted.size());
+    if (wanted.size() == n) {
+        after(norm);
+        if (count) seen("hidden", last, x_, n, hidden);
+    }
+    seen("final_norm", -1, normed_.data(), wanted.size(), hidden);
     logits_of_all(wanted.size());
+}
+
+/// The sum is the stream now; the memory of the other two takes the next part and the next sum.
+void Model::after(const Norm& norm) {
+    if (!norm.plus) return;
+    float* const free = x_;
+    x_ = sum_, sum_ = part_, part_ = free;
 }
 
 const float* Model::logits_of_all(std::int64_t rows) {
@@ -109,7 +119,7 @@ const float* Model::logits_of_all(std::int64_t rows) {
     return logits_.data();
 }
 
-void Model::mixer(std::size_t layer, const Rows& rows) {
+void Model::mixer(std::size_t layer, const Rows& rows, const Norm& norm) {
     const LayerWeights& w = weights_.layers()[layer];
     const LayerCut& cut = plan_.layers[layer];
     const Range units = cut.mixer[rank_], own = mixer_columns_[layer][rank_];
@@ -117,51 +127,54 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
     backend_.set_fast(fast_step_);
     const std::int64_t n = rows.count(), width = attends ? std::int64_t{config_.query_heads} * config_.head_dim : config_.value_channels();
 
+    std::vector<Projection> in;
+    if (!units.empty() && attends)
+        in = {{w.q.get(), qg_.data(), w.q->rows}, {w.k.get(), k_.data(), w.k->rows}, {w.v.get(), v_.data(), w.v->rows}};
+    else if (!units.empty())
+        in = {{w.in_qkv.get(), qkv_.data(), w.in_qkv->rows},
+              {w.in_z.get(), z_.data(), w.in_z->rows},
+              {w.in_b.get(), b_.data(), w.in_b->rows},
+              {w.in_a.get(), a_.data(), w.in_a->rows}};
+    backend_.norm_project(norm, in, n);
+    after(norm);
+    if (layer > 0) seen("hidden", static_cast<int>(layer) - 1, x_, n, config_.hidden);
     if (!units.empty() && attends) {
-        const Projection in[] = {{w.q.get(), qg_.data(), w.q->rows}, {w.k.get(), k_.data(), w.k->rows}, {w.v.get(), v_.data(), w.v->rows}};
-        backend_.project(in, normed_.data(), n);
         backend_.attention(attention_of(config_, units, w, state_, layer, plan_.kv), rows, qg_.data(), k_.data(), v_.data(),
                            mixed_.data() + own.begin, width);
     } else if (!units.empty()) {
-        const Projection in[] = {{w.in_qkv.get(), qkv_.data(), w.in_qkv->rows},
-                                 {w.in_z.get(), z_.data(), w.in_z->rows},
-                                 {w.in_b.get(), b_.data(), w.in_b->rows},
-                                 {w.in_a.get(), a_.data(), w.in_a->rows}};
-        backend_.project(in, normed_.data(), n);
         backend_.delta_net(delta_net_of(config_, units, w, state_, layer), rows, qkv_.data(), z_.data(), b_.data(), a_.data(),
                            mixed_.data() + own.begin, width);
     }
     const Columns heads{mixed_.data(), n, width, mixer_columns_[layer]};
     gather("mixer", {&heads, 1});
 
-    const Projection out{w.out.get(), out_.data() + cut.out[rank_].begin, config_.hidden};
+    const Projection out{w.out.get(), part_ + cut.out[rank_].begin, config_.hidden};
     backend_.project({&out, 1}, mixed_.data(), n);
     backend_.set_fast(false);
-    const Columns hidden{out_.data(), n, config_.hidden, cut.out};
+    const Columns hidden{part_, n, config_.hidden, cut.out};
     if (!plan_.out_replicated) gather("output projection", {&hidden, 1});
-    seen("mixer", static_cast<int>(layer), out_.data(), n, config_.hidden);
+    seen("mixer", static_cast<int>(layer), part_, n, config_.hidden);
 }
 
-void Model::experts(std::size_t layer, const Rows& rows) {
+void Model::experts(std::size_t layer, const Rows& rows, const Norm& norm) {
     const LayerWeights& w = weights_.layers()[layer];
     const LayerCut& cut = plan_.layers[layer];
     const std::int64_t n = rows.count(), width = config_.expert_width, shared_width = config_.shared_width;
 
     const Projection gates[] = {{w.router.get(), router_.data(), config_.experts}, {w.shared_gate.get(), shared_gate_.data(), 1}};
-    backend_.project(gates, normed_.data(), n);
+    backend_.norm_project(norm, gates, n);
+    after(norm);
     seen("router", static_cast<int>(layer), router_.data(), n, config_.experts);
-    backend_.route(router_.data(), n, config_.experts, routes_);
-
-    backend_.experts_up(*w.gate_up, *w.shared_gate_up, routes_, normed_.data(), n, act_.data() + cut.expert[rank_].begin, width,
-                        shared_act_.data() + cut.shared[rank_].begin, shared_width);
+    backend_.route_up(router_.data(), config_.experts, *w.gate_up, *w.shared_gate_up, routes_, normed_.data(), n,
+                      act_.data() + cut.expert[rank_].begin, width, shared_act_.data() + cut.shared[rank_].begin, shared_width);
     const Columns act[] = {{act_.data(), n * config_.top_k, width, cut.expert}, {shared_act_.data(), n, shared_width, cut.shared}};
     gather("expert intermediates", act);
 
     backend_.experts_down(*w.down, *w.shared_down, routes_, act_.data(), shared_act_.data(), shared_gate_.data(), n,
-                          down_.data() + cut.down[rank_].begin, config_.hidden);
-    const Columns hidden{down_.data(), n, config_.hidden, cut.down};
+                          part_ + cut.down[rank_].begin, config_.hidden);
+    const Columns hidden{part_, n, config_.hidden, cut.down};
     gather("down projection", {&hidden, 1});
-    seen("moe", static_cast<int>(layer), down_.data(), n, config_.hidden);
+    seen("moe", static_cast<int>(layer), part_, n, config_.hidden);
 }
 
 void Model::gather(std::string_view name, std::span<const Columns> parts) {

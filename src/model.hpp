@@ -45,9 +45,10 @@ public:
 private:
     void layers(const Rows& rows, Range wanted);
     bool is_decode(const Rows& rows, Range wanted) const;
-    // Both take x_ normed in normed_.
-    void mixer(std::size_t layer, const Rows& rows);
-    void experts(std::size_t layer, const Rows& rows);
+    // Both begin with the norm and leave what they add to the stream in part_.
+    void mixer(std::size_t layer, const Rows& rows, const Norm& norm);
+    void experts(std::size_t layer, const Rows& rows, const Norm& norm);
+    void after(const Norm& norm);
     const float* logits_of_all(std::int64_t rows);
     void gather(std::string_view name, std::span<const Columns> parts);
     void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);
@@ -64,8 +65,9 @@ private:
     std::vector<std::vector<Range>> mixer_columns_;  ///< [layer][rank], columns of the mixer's output
 
     DeviceArray<Row> rows_;
-    DeviceArray<float> x_, normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, out_, router_, shared_gate_, act_, shared_act_, down_,
-        logits_;
+    DeviceArray<float> streams_[3], normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, router_, shared_gate_, act_, shared_act_, logits_;
+    // The residual stream, what the current part of a layer adds to it, and their sum: streams_ in turns.
+    float *x_ = nullptr, *part_ = nullptr, *sum_ = nullptr;
     DeviceArray<std::int32_t> expert_ids_;
     DeviceArray<float> expert_weights_;
     Routes routes_;

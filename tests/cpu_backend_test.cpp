@@ -266,7 +266,7 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
             std::vector<float> y(want.size()), h = x, sum = x;
             backend->rms_norm(x.data(), w.data(), 1e-6f, 3, width, y.data());
             check_equal(y, want, name);
-            backend->add(h.data(), y.data(), 3 * width);
+            backend->add(h.data(), y.data(), h.data(), 3 * width);
             for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = x[i] + want[i];
             check_equal(h, sum, name);
         }

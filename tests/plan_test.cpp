@@ -100,7 +100,7 @@ BOOST_AUTO_TEST_CASE(bytes_held_are_those_of_the_rows) {
         BOOST_TEST(bytes.workspace == 4 * static_cast<std::uint64_t>(workspace_of(c, plan, rank).total()));
     }
     const auto w = workspace_of(c, plan, 0);
-    BOOST_TEST(w.x == 256 * 2048);
+    BOOST_TEST(w.stream == 256 * 2048);
     BOOST_TEST(w.mixer == 256 * 4096);
     BOOST_TEST(w.qkv == 256 * 10 * 512);
     BOOST_TEST(w.act == 256 * 8 * 512);

@@ -105,7 +105,7 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t width, float* y);
     void (*expert_act)(const float* gate, const float* up, std::int64_t n, float* act);
     void (*expert_add)(float weight, const float* y, std::int64_t n, float* acc);
-    void (*add)(float* h, const float* y, std::int64_t n);
+    void (*add)(const float* h, const float* y, float* sum, std::int64_t n);
     void (*convolve)(const ConvTask& task);
     /// L2 normalisation in place; for q also times inverse_root (1 leaves the bits as they are, so k passes 1).
     void (*l2_normalise)(float* x, int dim, float inverse_root);

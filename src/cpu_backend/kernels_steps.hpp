@@ -61,8 +61,8 @@ void expert_add(float weight, const float* y, std::int64_t n, float* acc) {
          [=](std::int64_t i, int m) { store_some(acc + i, fma(set(weight), load_some(y + i, m), load_some(acc + i, m)), m); });
 }
 
-void add_to(float* h, const float* y, std::int64_t n) {
-    over(n, [=](std::int64_t i, int m) { store_some(h + i, add(load_some(h + i, m), load_some(y + i, m)), m); });
+void add_to(const float* h, const float* y, float* sum, std::int64_t n) {
+    over(n, [=](std::int64_t i, int m) { store_some(sum + i, add(load_some(h + i, m), load_some(y + i, m)), m); });
 }
 
 void route(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {

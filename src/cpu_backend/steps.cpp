@@ -220,7 +220,7 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const 
     });
 }
 
-void CpuBackend::add(float* h, const float* y, std::int64_t n) { kernels_.add(h, y, n); }
+void CpuBackend::add(const float* h, const float* y, float* sum, std::int64_t n) { kernels_.add(h, y, sum, n); }
 
 void CpuBackend::argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) {

@@ -21,7 +21,7 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
         }
     }
     const std::int64_t value_heads = key_groups ? key_groups * config.groups() : 0;
-    w.x = w.normed = w.out = w.down = rows * config.hidden;
+    w.stream = w.normed = rows * config.hidden;
     w.mixer = rows * mixer;
     w.qkv = rows * (2 * key_groups * config.key_dim + value_heads * config.value_dim);
     w.z = rows * value_heads * config.value_dim;

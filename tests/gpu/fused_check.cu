@@ -21,20 +21,18 @@ void check_norms(Backend& cpu, Backend& gpu, Random& r, Tally& tally, std::int64
     for (int side = 0; side < 2; ++side) {
         Backend& b = side ? gpu : cpu;
         auto sum = upload(b, h), add = upload(b, y), weight = upload(b, w);
-        DeviceArray<float> out(b, 2 * rows * width, "check");
+        DeviceArray<float> out(b, 3 * rows * width, "check"), other(b, rows * width, "check");
         b.rms_norm(sum.data() + shift, weight.data(), kEps, rows, width, out.data());
-        if (side) {
-            b.add_norm(sum.data() + shift, add.data(), weight.data(), kEps, rows, width, out.data() + rows * width);
-        } else {  // the plain form
-            b.add(sum.data() + shift, add.data(), rows * width);
-            b.rms_norm(sum.data() + shift, weight.data(), kEps, rows, width, out.data() + rows * width);
-        }
-        results[side] = download(b, sum.data(), sum.size());
+        b.norm({sum.data() + shift, add.data(), other.data(), weight.data(), kEps, width, out.data() + rows * width}, rows);
+        b.norm({sum.data() + shift, add.data(), sum.data() + shift, weight.data(), kEps, width, out.data() + 2 * rows * width}, rows);
+        results[side] = download(b, other.data(), other.size());
+        const auto in_place = download(b, sum.data(), sum.size());
+        results[side].insert(results[side].end(), in_place.begin(), in_place.end());
         const auto v = download(b, out.data(), out.size());
         results[side].insert(results[side].end(), v.begin(), v.end());
     }
     const auto d = difference(results[0], results[1]);
-    tally.add(d.empty(), "add_norm, rms_norm " + std::to_string(rows) + " x " + std::to_string(width) + " from " + std::to_string(shift) + d);
+    tally.add(d.empty(), "norm " + std::to_string(rows) + " x " + std::to_string(width) + " from " + std::to_string(shift) + d);
 }
 
 void check_route(Backend& cpu, Backend& gpu, Random& r, Tally& tally, std::int64_t rows, int experts, int top_k) {
@@ -91,10 +89,10 @@ void check_replay(Backend& cpu, Backend& gpu, Random& r, Tally& tally) {
         for (int s = 0; s < kSteps; ++s) {
             b.copy_in(in.data(), steps[static_cast<std::size_t>(s)].data(), in.bytes());
             const auto step = [&](std::int64_t rows) {
-                b.add_norm(sum.data(), in.data(), weight.data(), kEps, rows, 2048, normed.data());
+                b.norm({sum.data(), in.data(), sum.data(), weight.data(), kEps, 2048, normed.data()}, rows);
                 b.hold_for_copies();
-                b.add(big.data(), each.data(), kBig);
-                b.add(big.data() + kBig - rows * 2048, normed.data(), rows * 2048);
+                b.add(big.data(), each.data(), big.data(), kBig);
+                b.add(big.data() + kBig - rows * 2048, normed.data(), big.data() + kBig - rows * 2048, rows * 2048);
             };
             if (s % 3 == 2) b.replay(&other, 1, [&] { step(1); });
             else b.replay(&owner, 2, [&] { step(kRows); });
@@ -154,9 +152,9 @@ int main() {
              w = upload(*gpu, random_activations(r, 1, 2048)), l = upload(*gpu, random_activations(r, 1, 256));
         DeviceArray<float> out(*gpu, 2048, "times"), weights(*gpu, 8, "times");
         DeviceArray<std::int32_t> ids(*gpu, 8, "times");
-        std::printf("add       2048       %6.2f us\n", in_graph(*gpu, [&] { gpu->add(h.data(), y.data(), 2048); }));
+        std::printf("add       2048       %6.2f us\n", in_graph(*gpu, [&] { gpu->add(h.data(), y.data(), h.data(), 2048); }));
         std::printf("rms_norm  2048       %6.2f us\n", in_graph(*gpu, [&] { gpu->rms_norm(h.data(), w.data(), kEps, 1, 2048, out.data()); }));
-        std::printf("add_norm  2048       %6.2f us\n", in_graph(*gpu, [&] { gpu->add_norm(h.data(), y.data(), w.data(), kEps, 1, 2048, out.data()); }));
+        std::printf("add, norm 2048       %6.2f us\n", in_graph(*gpu, [&] { gpu->norm({h.data(), y.data(), h.data(), w.data(), kEps, 2048, out.data()}, 1); }));
         std::printf("route     8 of 256   %6.2f us\n", in_graph(*gpu, [&] { gpu->route(l.data(), 1, 256, {ids.data(), weights.data(), 8}); }));
     } catch (const Error& error) {
         std::printf("FAILED  %s\n", error.what());

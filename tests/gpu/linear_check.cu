@@ -40,15 +40,25 @@ void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t row
     if (inputs > 3 && bits(p.random, 1)) x[static_cast<std::size_t>(2 * cols + cols / 2)] = INFINITY;
     const auto n = static_cast<std::int64_t>(formats.size()), stride = n * rows + 3;
     const std::vector<float> filled(static_cast<std::size_t>(stride * inputs), 77.0f);
+    const auto stream = random_activations(p.random, inputs, cols), part = random_activations(p.random, inputs, cols),
+               norm_weight = random_activations(p.random, 1, cols);
     std::vector<float> results[2];
     for (int side = 0; side < 2; ++side) {
         Backend& b = side ? p.gpu : p.cpu;
-        auto in = upload(b, x), out = upload(b, filled);
+        auto in = upload(b, x), out = upload(b, filled), from = upload(b, stream), plus = upload(b, part), weight = upload(b, norm_weight);
+        DeviceArray<float> sum(b, inputs * cols, "check"), normed(b, inputs * cols, "check");
         std::vector<Projection> to;
         for (std::size_t i = 0; i < formats.size(); ++i)
             to.push_back({(side ? on_gpu : on_cpu)[i].get(), out.data() + static_cast<std::int64_t>(i) * rows, stride});
         b.project(to, in.data(), inputs);
         results[side] = download(b, out.data(), stride * inputs);
+        for (int first = 0; first < 2; ++first) {  // the norm of a stream, and of its sum with another
+            b.norm_project({from.data(), first ? nullptr : plus.data(), sum.data(), weight.data(), 1e-6f, cols, normed.data()}, to, inputs);
+            for (const auto* a : {&out, &sum, &normed}) {
+                const auto v = download(b, a->data(), a->size());
+                results[side].insert(results[side].end(), v.begin(), v.end());
+            }
+        }
     }
     std::string names;
     for (const Format f : formats) names += std::string(name_of(f)) + " ";
@@ -84,6 +94,19 @@ void check_experts(Pair& p, const MoeShape& s) {
         b.experts_up(*m_up, *m_shared_up, routes, in.data(), s.rows, own_act.data(), s.width, own_shared_act.data(), s.shared_width);
         b.experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), s.rows, out.data(), s.own_down + 5);
         ids[side] = download(b, experts.data(), experts.size());
+        {
+            DeviceArray<std::int32_t> chosen(b, experts.size(), "check");
+            DeviceArray<float> fused_weights(b, weights.size(), "check"), fused_act(b, own_act.size(), "check"),
+                fused_shared(b, own_shared_act.size(), "check");
+            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, *m_shared_up, {chosen.data(), fused_weights.data(), s.top_k},
+                       in.data(), s.rows, fused_act.data(), s.width, fused_shared.data(), s.shared_width);
+            const auto more = download(b, chosen.data(), chosen.size());
+            ids[side].insert(ids[side].end(), more.begin(), more.end());
+            for (const auto* a : {&fused_weights, &fused_act, &fused_shared}) {
+                const auto v = download(b, a->data(), a->size());
+                results[side].insert(results[side].end(), v.begin(), v.end());
+            }
+        }
         for (const auto* a : {&weights, &own_act, &own_shared_act, &out}) {
             const auto v = download(b, a->data(), a->size());
             results[side].insert(results[side].end(), v.begin(), v.end());
@@ -119,7 +142,7 @@ void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
         DeviceArray<float> normed(b, rows * width, "check"), embedded(b, 2 * rows * width, "check");
         DeviceArray<std::int32_t> token(b, 3 * rows, "check");
         b.rms_norm(in.data(), weight.data(), 1e-6f, rows, width, normed.data());
-        b.add(in.data(), add.data(), rows * width);
+        b.add(in.data(), add.data(), in.data(), rows * width);
         for (int on_host = 0; on_host < 2; ++on_host) {
             const auto t = b.load_table(table.source, on_host);
             b.embed(*t, {host, device_rows.data()}, embedded.data() + on_host * rows * width);

@@ -110,7 +110,7 @@ struct Sizes {
         };
         const auto n = static_cast<double>(rows);
         time("rms_norm 2048", n * 2048 * 8, [&](int) { gpu.rms_norm(x.data(), w.data(), 1e-6f, rows, 2048, y.data()); });
-        time("add 2048", n * 2048 * 12, [&](int) { gpu.add(y.data(), x.data(), rows * 2048); });
+        time("add 2048", n * 2048 * 12, [&](int) { gpu.add(y.data(), x.data(), y.data(), rows * 2048); });
         time("route 8 of 256", n * 1024, [&](int) { gpu.route(router.data(), rows, 256, {ids.data(), weights.data(), 8}); });
         time("argmax 248320", n * 248320 * 4, [&](int) { gpu.argmax(logits.data(), rows, 248320, 248320, nullptr, token.data(), token.data() + rows); });
     }
