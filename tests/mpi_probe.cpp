@@ -70,7 +70,7 @@ public:
                       float*, std::int64_t) override {
         no();
     }
-    void add(float*, const float*, std::int64_t) override { no(); }
+    void add(const float*, const float*, float*, std::int64_t) override { no(); }
     void argmax(const float*, std::int64_t, std::int64_t, std::int64_t, const std::uint8_t*, std::int32_t*,
                 std::int32_t*) override {
         no();
