@@ -49,8 +49,7 @@ struct CommandLine {
     bool help = false, version = false;
 };
 
-/// Splits the arguments after the command into options and the rest.
-CommandLine split(const std::vector<std::string>& arguments) {
+po::options_description known_options() {
     po::options_description known;
     known.add_options()("help", "")("version", "");
     for (const auto& row : option_table()) {
@@ -58,32 +57,36 @@ CommandLine split(const std::vector<std::string>& arguments) {
         if (row.argument.empty()) value->implicit_value("on");  // a switch: --chat, or --chat=off against a job file
         known.add_options()(row.name.c_str(), value, "");
     }
+    return known;
+}
+
+void add(const po::option& token, CommandLine& line) {
+    if (token.position_key >= 0) {
+        line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
+        return;
+    }
+    if (token.string_key == "help")
+        line.help = true;
+    else if (token.string_key == "version")
+        line.version = true;
+    else {
+        const auto* option = find_option(token.string_key);
+        const auto value = token.value.empty() ? std::string("on") : token.value.front();
+        // `--output --overwrite`: the value was forgotten. `--prompt=--overwrite` says that it is meant.
+        if (token.original_tokens.size() > 1 && value.rfind("--", 0) == 0 &&
+            (find_option(value.substr(2, value.find('=') - 2)) || value == "--help" || value == "--version"))
+            refuse("--" + option->name + ": value missing before " + value,
+                   "write --" + option->name + "=" + value + " if that is the value");
+        line.given.push_back({option, value, ""});
+    }
+}
+
+void split_piece(const std::vector<std::string>& piece, const po::options_description& known, CommandLine& line) {
     // No allow_guessing: a prefix that is unique today names something else after the next release.
     constexpr int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
                           po::command_line_style::long_allow_next;
-    CommandLine line;
     try {
-        const auto parsed = po::command_line_parser(arguments).options(known).style(style).run();
-        for (const auto& token : parsed.options) {
-            if (token.position_key >= 0) {
-                line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
-                continue;
-            }
-            if (token.string_key == "help")
-                line.help = true;
-            else if (token.string_key == "version")
-                line.version = true;
-            else {
-                const auto* option = find_option(token.string_key);
-                const auto value = token.value.empty() ? std::string("on") : token.value.front();
-                // `--output --overwrite`: the value was forgotten. `--prompt=--overwrite` says that it is meant.
-                if (token.original_tokens.size() > 1 && value.rfind("--", 0) == 0 &&
-                    (find_option(value.substr(2, value.find('=') - 2)) || value == "--help" || value == "--version"))
-                    refuse("--" + option->name + ": value missing before " + value,
-                           "write --" + option->name + "=" + value + " if that is the value");
-                line.given.push_back({option, value, ""});
-            }
-        }
+        for (const auto& token : po::command_line_parser(piece).options(known).style(style).run().options) add(token, line);
     } catch (const po::unknown_option& e) {
         auto name = e.get_option_name();
         name.erase(0, name.find_first_not_of('-'));
@@ -98,6 +101,32 @@ CommandLine split(const std::vector<std::string>& arguments) {
         refuse("--" + name + ": value missing or empty");
     } catch (const po::error& e) {
         refuse(std::string("command line: ") + e.what());
+    }
+}
+
+/// How many arguments from the one at `at` on stay together: an option and the value that follows it, or one.
+std::size_t together(const std::vector<std::string>& arguments, std::size_t at) {
+    const auto& first = arguments[at];
+    if (first.rfind("--", 0) != 0 || at + 1 == arguments.size()) return 1;
+    const auto* option = find_option(first.substr(2));
+    return option && !option->argument.empty() ? 2 : 1;
+}
+
+/// Splits the arguments after the command into options and the rest.
+CommandLine split(const std::vector<std::string>& arguments) {
+    const auto known = known_options();
+    // The parser's time grows with the square of what it is given at once.
+    constexpr std::size_t piece = 256;
+    CommandLine line;
+    for (std::size_t begin = 0; begin < arguments.size();) {
+        auto end = begin;
+        while (end < arguments.size() && end - begin < piece && arguments[end] != "--") end += together(arguments, end);
+        split_piece({arguments.data() + begin, arguments.data() + end}, known, line);
+        begin = end;
+        if (begin < arguments.size() && arguments[begin] == "--") {  // ends the options
+            line.positional.insert(line.positional.end(), arguments.data() + begin + 1, arguments.data() + arguments.size());
+            break;
+        }
     }
     return line;
 }

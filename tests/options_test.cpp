@@ -486,3 +486,51 @@ BOOST_AUTO_TEST_CASE(large_prompt_files_are_read_quickly) {
     BOOST_TEST(seconds < 5);  // far above what is needed; a quadratic reader takes minutes
     BOOST_TEST_MESSAGE("two files of 10,001 prompts read in " << seconds << " s");
 }
+
+BOOST_AUTO_TEST_CASE(many_arguments_are_told_apart_as_few_are) {
+    // Wherever in a long line an option, its value, a switch or the end of the options comes.
+    for (int before = 250; before <= 260; ++before) {
+        std::vector<std::string> line;
+        for (int i = 0; i < before; ++i) line.push_back("--prompt=" + std::to_string(i));
+        line.insert(line.end(), {"--chat", "--prompt", "--", "--thinking", "off", "--prompt", "--dashes", "--model", "m"});
+        const auto options = parse(line);
+        BOOST_TEST(options.prompts.size() == static_cast<std::size_t>(before) + 2);
+        BOOST_TEST(options.prompts.at(static_cast<std::size_t>(before)) == "--");
+        BOOST_TEST(options.prompts.back() == "--dashes");
+        BOOST_TEST(options.model == "m");
+        BOOST_TEST((options.chat && !options.thinking));
+        auto bad = line;
+        bad.back() = "--json";
+        TEST_HOLDS(usage(bad), "--model: value missing before --json");
+        bad.pop_back();
+        TEST_HOLDS(usage(bad), "--model: value missing or empty");
+        bad = line;
+        bad.insert(bad.end(), {"--", "--model"});
+        TEST_HOLDS(usage(bad), "unexpected argument '--model'");
+        bad = line;
+        bad.insert(bad.begin() + before, "--promt");
+        TEST_HOLDS(usage(bad), "unknown option --promt | did you mean --prompt?");
+        bad = line;
+        bad.insert(bad.begin() + before, "stray");
+        TEST_HOLDS(usage(bad), "unexpected argument 'stray'");
+    }
+    BOOST_TEST((parse({"verify", "--", "--a", "--"}).files == std::vector<std::string>{"--a", "--"}));
+}
+
+BOOST_AUTO_TEST_CASE(many_arguments_are_read_quickly) {
+    std::vector<std::string> prompts{"--model", "m"}, files{"verify"};
+    for (int i = 0; i < 30000; ++i) {
+        prompts.insert(prompts.end(), {"--prompt", "number " + std::to_string(i)});
+        files.push_back("f" + std::to_string(i));
+    }
+    const auto start = std::chrono::steady_clock::now();
+    const auto options = parse(prompts);
+    TEST_HOLDS(usage(files), "30000 given");
+    files.insert(files.begin() + 1, "--");
+    TEST_HOLDS(usage(files), "30000 given");
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    BOOST_TEST(options.prompts.size() == 30000u);
+    BOOST_TEST(options.prompts.back() == "number 29999");
+    BOOST_TEST(seconds < 5);  // far above what is needed; a quadratic reader takes a minute
+    BOOST_TEST_MESSAGE("30,000 prompts and twice 30,000 files told apart in " << seconds << " s");
+}
