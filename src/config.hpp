@@ -43,9 +43,19 @@ struct ModelConfig {
 /// Throws Error(Exit::bad_input) naming the file and the key.
 ModelConfig load_config(const std::filesystem::path& directory);
 
-/// The ignore patterns that name nothing in a checkpoint with these tensor names (in any order): a sign that pattern and
-/// checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same. Entries as
-/// printable() gives them; `re:` entries with look-around or back references are not judged.
-std::vector<std::string> unmatched_ignores(const ModelConfig& config, const std::vector<std::string>& names);
+struct IgnoreCheck {
+    std::vector<std::string> unmatched;  ///< entries that name nothing, as printable() gives them
+    std::size_t not_compared = 0;        ///< entries left when patience ended
+};
+
+/// Steps of a few nanoseconds: some ten seconds.
+constexpr std::uint64_t kIgnorePatience = 2'000'000'000;
+
+/// Compares the ignore patterns with a checkpoint's tensor names (in any order). An entry that names nothing is a sign that
+/// pattern and checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same. `re:`
+/// entries with look-around or back references are not judged. Both lists come from files and may be of any length, so no more than
+/// `patience` steps are taken.
+IgnoreCheck check_ignores(const ModelConfig& config, const std::vector<std::string>& names,
+                          std::uint64_t patience = kIgnorePatience);
 
 }  // namespace ftmpi

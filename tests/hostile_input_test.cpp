@@ -135,7 +135,7 @@ BOOST_AUTO_TEST_CASE(values_of_files_cannot_forge_messages) {
     BOOST_REQUIRE(config.warnings.size() == 1u);
     BOOST_TEST(config.warnings[0] == printable(config.warnings[0]));
     BOOST_TEST(config.quantization == printable(config.quantization));
-    BOOST_TEST((unmatched_ignores(config, {"lm_head.weight"}) == std::vector<std::string>{"a\\x1b"}));
+    BOOST_TEST((check_ignores(config, {"lm_head.weight"}).unmatched == std::vector<std::string>{"a\\x1b"}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()
@@ -173,9 +173,41 @@ BOOST_AUTO_TEST_CASE(ignore_expressions_cannot_take_all_time_or_stack) {
                                         many(30, "a?") + many(30, "a") + "b", many(5'000, "("), std::string("(a{0,60}){0,60}b")}) {
             ModelConfig config;
             config.ignore_patterns = {"re:" + text};
-            BOOST_TEST(unmatched_ignores(config, names).size() <= 1u);
+            BOOST_TEST(check_ignores(config, names).unmatched.size() <= 1u);
         }
     });
+}
+
+BOOST_AUTO_TEST_CASE(ignore_lists_cannot_take_all_time) {
+    std::vector<std::string> names;
+    for (int i = 0; i < 30'000; ++i) names.push_back("model.layers.0.mlp.experts." + std::to_string(i) + ".down_proj.weight");
+    names.push_back(std::string(100'000, 'a'));
+    names.push_back(many(50'000, ".ab"));
+    names.push_back("lm_head.weight");
+    const auto list = [](std::size_t count, const std::string& before, const std::string& after) {
+        ModelConfig config;
+        for (std::size_t i = 0; i < count; ++i) config.ignore_patterns.push_back(before + std::to_string(i) + after);
+        return config;
+    };
+    std::vector<ModelConfig> lists = {list(200'000, "foo.bar", ""), list(2'000, "*foo", "*"), list(1'000, "re:.*foo", ".*$"),
+                                      list(5, "*" + many(50'000, "a"), "b"), {}};
+    lists.back().ignore_patterns.assign(20, many(20'000, ".ab").substr(1, 59'998));  // found often, never before a dot
+    // Too long to be compared to the end: what was, is said; what was not, is counted.
+    in_seconds(60, [&] {
+        for (auto& config : lists) {
+            config.ignore_patterns.push_back("lm_head");  // a plain name is found whatever was spent before
+            config.ignore_patterns.push_back("*head*");
+            const auto check = check_ignores(config, names, kIgnorePatience / 10);
+            BOOST_TEST(check.not_compared > 1u);
+            BOOST_TEST(check.unmatched.size() + check.not_compared + 1 == config.ignore_patterns.size());
+        }
+    });
+    // Short ones are.
+    for (const auto& config : {list(300, "foo.bar", ""), list(20, "*foo", "*"), list(10, "re:.*foo", ".*$")}) {
+        const auto check = check_ignores(config, names);
+        BOOST_TEST(check.not_compared == 0u);
+        BOOST_TEST(check.unmatched.size() == config.ignore_patterns.size());
+    }
 }
 
 BOOST_AUTO_TEST_CASE(long_lists_are_read_in_linear_time) {

@@ -1,6 +1,7 @@
 #include "expression.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -266,7 +267,18 @@ private:
 
 Expression::Expression(std::string_view text) { kind_ = ExpressionReader(text, *this).read(); }
 
+bool Expression::looks_at_end() const {
+    return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.op == Step::Op::end; });
+}
+
 bool Expression::matches_start(std::string_view text) const {
+    auto patience = std::numeric_limits<std::uint64_t>::max();
+    return matches_start(text, patience);
+}
+
+bool Expression::matches_start(std::string_view text, std::uint64_t& patience) const {
+    const auto spend = [&](std::uint64_t n) { patience -= std::min(patience, n); };
+    spend(steps_.size());
     std::vector<std::uint32_t> now, next, open;
     std::vector<std::size_t> seen(steps_.size(), 0);  // 1 + the place where a step was last reached
     const auto reach = [&](std::uint32_t first, std::size_t at, std::vector<std::uint32_t>& list) {
@@ -274,6 +286,7 @@ bool Expression::matches_start(std::string_view text) const {
         while (!open.empty()) {
             const auto i = open.back();
             open.pop_back();
+            spend(1);
             if (seen[i] == at + 1) continue;
             seen[i] = at + 1;
             const auto& step = steps_[i];
@@ -292,8 +305,9 @@ bool Expression::matches_start(std::string_view text) const {
         return false;
     };
     if (reach(0, 0, now)) return true;
-    for (std::size_t at = 0; at < text.size() && !now.empty(); ++at) {
+    for (std::size_t at = 0; at < text.size() && !now.empty() && patience > 0; ++at) {
         next.clear();
+        spend(now.size());
         for (const auto i : now)
             if (sets_[steps_[i].other][static_cast<unsigned char>(text[at])] && reach(steps_[i].next, at + 1, next)) return true;
         now.swap(next);

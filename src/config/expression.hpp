@@ -21,8 +21,13 @@ public:
     explicit Expression(std::string_view text);
 
     Kind kind() const { return kind_; }
+    std::size_t size() const { return steps_.size(); }
+    /// Whether a match may depend on where the text ends (`$`).
+    bool looks_at_end() const;
     /// Whether a beginning of `text` matches, as Python's re.match says. Only for a plain one.
     bool matches_start(std::string_view text) const;
+    /// The same, within `patience`, which it lowers by what it takes; false when that comes to 0.
+    bool matches_start(std::string_view text, std::uint64_t& patience) const;
 
 private:
     struct Step {

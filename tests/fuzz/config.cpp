@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     accepted([&] {
         const auto config = load_config(folder.path());
         check(config);
-        const auto unmatched = unmatched_ignores(config, names);
+        const auto unmatched = check_ignores(config, names).unmatched;
         require(unmatched.size() <= config.ignore_patterns.size(), "only patterns of the file are named");
     });
     return 0;
