@@ -144,11 +144,11 @@ if diff help.txt readme.txt >/dev/null; then ok; else bad "the README's options 
 ranks="1 2"
 if grep -q __asan_init "$ftmpi"; then ranks=; fi  # a sanitizer's memory is in no plan
 for np in $ranks; do
-    "$mpirun" -np $np "$ftmpi" --model "$model" --prompt "And" --ignore-eos --max-tokens 4000 --output rss.h5 --overwrite --policy even >/dev/null 2>err &
+    "$mpirun" -np $np "$ftmpi" --model "$model" --prompt "And" --ignore-eos --max-tokens 4000 --output "$work/rss.h5" --overwrite --policy even >/dev/null 2>err &
     for _ in $(seq 100); do
         sleep 0.1
         worst=0
-        for pid in $(pgrep -x ftmpi); do
+        for pid in $(pgrep -f "^$ftmpi .*$work/rss.h5"); do  # others may run on this machine
             kib=$(awk '/^Rss(Anon|Shmem)/ {s += $2} END {print s + 0}' "/proc/$pid/status" 2>/dev/null)
             [ "${kib:-0}" -gt "$worst" ] && worst=$kib
         done
