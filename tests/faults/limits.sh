@@ -2,6 +2,10 @@
 
 other_cases+=(memory stack_soft stack_hard threads files)
 case_memory() {
+    if sanitized; then
+        cannot "AddressSanitizer cannot run under a limit of addresses"
+        return
+    fi
     # From less than MPI needs to more than the run needs. Each has one message, or is done.
     local limit codes= ends=0 all=
     for ((limit = 40; limit <= 328; limit += 12)); do

@@ -63,6 +63,7 @@ case_three_hundred_megabytes() {
 }
 case_ten_thousand() {
     deadline=300 patience=400
+    if sanitized; then deadline=900 patience=1200; fi
     seq 1 10000 | awk '{printf "{\"ids\":[%d]}\n", $1 % 1500 + 1}' >prompts.txt
     options=(--max-tokens 1 --batch 64)
     job 2 "${options[@]}"

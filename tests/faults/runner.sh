@@ -102,6 +102,9 @@ same_code() { [ "$code" = "$1" ] || complain "exit code $code instead of $1"; }
 # cannot REASON: this machine cannot make the fault; the row is left out of the comparison.
 cannot() { printf 'SKIPPED %s\n' "$*" >row; }
 
+# sanitized: the program is one of AddressSanitizer, which takes more addresses for itself than any limit of them.
+sanitized() { grep -q __asan_init "$ftmpi"; }
+
 # run_cases WIDTH NAMES...: so many at a time, those that wait for a deadline among them.
 run_cases() {
     local width=$1 name
