@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <map>
 
 #include "digest.hpp"
 #include "error.hpp"
@@ -20,10 +21,10 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
             if (key.find(word) != std::string::npos) return true;
         return false;
     };
+    const std::map<std::string, std::string> others(b.run.attributes.begin(), b.run.attributes.end());
     for (const auto& [key, value] : a.run.attributes) {
-        const auto other =
-            std::find_if(b.run.attributes.begin(), b.run.attributes.end(), [&](const auto& p) { return p.first == key; });
-        if (concerns(key) && other != b.run.attributes.end() && other->second != value)
+        const auto other = others.find(key);
+        if (concerns(key) && other != others.end() && other->second != value)
             std::cout << "note: " << key << " is " << value << " in the first, " << other->second << " in the second\n";
     }
 }

@@ -296,7 +296,8 @@ BOOST_AUTO_TEST_CASE(are_refused_with_their_place) {
             std::string what;
             BOOST_TEST(find_invalid_utf8(before + bytes, &what) == before.size());
             BOOST_TEST(what == fault);
-            const auto message = message_of([&] { tokenizer.encode(before + bytes); });
+            const auto text = before + bytes;
+            const auto message = message_of([&] { tokenizer.encode(text); });
             BOOST_TEST(contains(message, "invalid UTF-8 (" + fault + ") at byte " + std::to_string(before.size())));
         }
     }

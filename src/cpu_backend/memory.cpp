@@ -1,4 +1,5 @@
 // Construction, memory and facts of the CPU backend.
+#include <cpuid.h>
 #include <immintrin.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,6 +34,12 @@ const cpu::Kernels& kernels_of(Simd simd) {
                 "out of host memory: " + std::to_string(bytes) + " bytes for " + std::string(what.empty() ? "a buffer" : what));
 }
 
+/// By the processor's own word, because clang 14 does not know the name. That the system keeps the wide registers is in "avx2".
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 }  // namespace
 
 namespace cpu {
@@ -53,7 +60,7 @@ void* Scratch::bytes(std::size_t n) {
 
 bool supported(Simd simd) {
     if (simd == Simd::plain) return true;
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return false;
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())) return false;
     return simd == Simd::avx2 || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"));
 }
