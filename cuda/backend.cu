@@ -125,6 +125,7 @@ public:
     }
     void synchronize() override { FTMPI_CUDA(cudaStreamSynchronize(stream_.get())); }
     Stream stream() const override { return stream_.get(); }
+    bool asynchronous() const override { return true; }
 
     void* allocate_host(std::size_t bytes, std::string_view what) override {
         void* p = nullptr;
@@ -189,6 +190,10 @@ public:
     void embed(const Matrix& matrix, const Rows& rows, float* x) override {
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
         if (!table) throw Error(Exit::failure, "a matrix that is no lookup table was given to embed");
+        if (rows.tokens_on_device) {
+            if (!table->device) throw Error(Exit::failure, "an embedding in host memory was asked for tokens that the host does not know");
+            return cuda::embed(*table->device, rows, x, stream_.get());
+        }
         for (const Row& row : rows.host)
             if (row.token < 0 || row.token >= table->rows)
                 throw Error(Exit::bad_input, "token id " + std::to_string(row.token) + " is not among the " +
@@ -210,6 +215,13 @@ public:
         }
         widen_rows(static_cast<const std::uint16_t*>(gather.memory.data()), rows.count(), table->cols, x, stream_.get());
         gather.free.record(stream_.get());
+    }
+    bool embeds_from_device(const Matrix& matrix) const override {
+        const auto* table = dynamic_cast<const CudaTable*>(&matrix);
+        return table && table->device;
+    }
+    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) override {
+        cuda::place_rows(to, rows, tokens, ids, stream_.get());
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override {
         cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows, stream_.get());

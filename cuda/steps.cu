@@ -26,6 +26,22 @@ __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     }
 }
 
+/// Rows as an argument of a kernel: what the host prepares for a step is read while the step before still runs.
+constexpr int kRowsOfLaunch = 128;
+struct RowList {
+    Row row[kRowsOfLaunch];
+};
+static_assert(sizeof(RowList) <= 2048);  // of the 4 KiB that arguments may take
+
+__global__ void __launch_bounds__(kRowsOfLaunch)
+    place_row_list(const __grid_constant__ RowList list, int count, const std::int32_t* tokens, std::int64_t ids, Row* to) {
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= count) return;
+    const Row row = list.row[t];
+    const std::int32_t token = tokens[row.token];
+    to[t] = {token >= 0 && token < ids ? token : 0, row.slot, row.position};
+}
+
 /// RMSNorm of `from`, or of sum = from + plus when kAdd. One block a row; everything the row needs is asked for at once, and a
 /// thread keeps its 4 * kPer elements until the scale is known. Shared memory: the row in chunks of 36 floats, so that
 /// threads with a chunk each do not meet in a bank; then the segments' sums.
@@ -306,6 +322,16 @@ void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols,
 
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream) {
     launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream, table.view(), rows.device, x);
+}
+
+void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids, cudaStream_t stream) {
+    for (std::size_t first = 0; first < rows.size(); first += kRowsOfLaunch) {
+        const auto part = rows.subspan(first, std::min<std::size_t>(kRowsOfLaunch, rows.size() - first));
+        RowList list{};
+        std::copy(part.begin(), part.end(), list.row);
+        launch("place_rows", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list, static_cast<int>(part.size()), tokens, ids,
+               to + first);
+    }
 }
 
 void norm(const Norm& n, std::int64_t rows, cudaStream_t stream) {

@@ -35,6 +35,7 @@ struct Row {
 struct Rows {
     std::span<const Row> host;
     const Row* device = nullptr;
+    bool tokens_on_device = false;  ///< the tokens are in `device` alone, put there by place_rows()
     std::int64_t count() const { return static_cast<std::int64_t>(host.size()); }
 };
 
@@ -154,6 +155,8 @@ public:
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
     virtual void synchronize() = 0;
     virtual Stream stream() const = 0;
+    /// True when calls return before their work is done: then the host gains time by asking for the next step meanwhile.
+    virtual bool asynchronous() const { return false; }
 
     /// Host memory that copies to and from the device go through fastest; 64-byte aligned. 0 bytes give null.
     virtual void* allocate_host(std::size_t bytes, std::string_view) {
@@ -207,6 +210,12 @@ public:
     // --- steps of the model -------------------------------------------------------------------------------
     /// x[t] = table[rows[t].token]
     virtual void embed(const Matrix& table, const Rows& rows, float* x) = 0;
+    /// True when embed() takes rows of this table whose tokens are on the device.
+    virtual bool embeds_from_device(const Matrix&) const { return true; }
+    /// The rows of a step whose tokens the step before chooses: to[t] = rows[t], but its token is tokens[rows[t].token] as that
+    /// stands when the calls before have run, and 0 where it is not in [0, ids). `to` and `tokens` are in device memory; `rows`
+    /// has been read when the call returns.
+    virtual void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) = 0;
     /// y[t] = x[t] / rms(x[t]) * weight, weight already 1 + w.
     virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) = 0;
     /// Several matrices that read the same input x [rows][cols].

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include "../mpi/fault.hpp"
 #include "../mpi/report.hpp"
@@ -64,7 +65,8 @@ public:
         : engine_(engine),
           cases_(std::move(cases)),
           prompts_(prompts),
-          generator_(generator(engine.options().hash.value_or(false))) {}
+          hash_(engine.options().hash.value_or(false)),
+          generator_(generator(hash_)) {}
 
     /// Logits of the first case's first prompt and a few tokens after it, hashed. Empty on other ranks than 0.
     std::string prompt_sha256() {
@@ -84,8 +86,10 @@ public:
         Generator::Events events = this->events(&clock);
         records.clear();
         events.finished = [&](const RequestRecord& r) { records.push_back(r); };
-        stopped_ = generator_->run(requests(c), events) == Generator::End::interrupted;
-        require_success(*generator_);
+        const auto watched = watch_gathers ? generator(hash_, false) : nullptr;
+        Generator& loop = watched ? *watched : *generator_;
+        stopped_ = loop.run(requests(c), events) == Generator::End::interrupted;
+        require_success(loop);
         return stopped_ ? RunTimes{} : clock.times(c.decode);
     }
 
@@ -93,8 +97,9 @@ public:
     const std::vector<BenchCase>& cases() const { return cases_; }
 
 private:
-    std::unique_ptr<Generator> generator(bool hash) {
+    std::unique_ptr<Generator> generator(bool hash, std::optional<bool> run_ahead = {}) {
         GenerateOptions o;
+        o.run_ahead = run_ahead;
         o.ignore_eos = true;
         o.hash = hash;
         o.prefill_chunk = engine_.shard_plan().prefill_rows;
@@ -122,8 +127,9 @@ private:
         };
         e.step = [this, clock](std::string_view phase) {
             mpi::fault_point(engine_.session().rank(), phase);
-            if (clock) clock->step(phase);
+            if (clock) clock->step();
         };
+        if (clock) e.read = [clock](std::string_view phase) { clock->read(phase); };
         return e;
     }
 
@@ -135,6 +141,7 @@ private:
     Engine& engine_;
     std::vector<BenchCase> cases_;
     const PromptSource& prompts_;
+    bool hash_;
     std::unique_ptr<Generator> generator_;
     bool stopped_ = false;
 };

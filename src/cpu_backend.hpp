@@ -69,6 +69,7 @@ public:
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override;
 
     void embed(const Matrix& table, const Rows& rows, float* x) override;
+    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) override;
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override;
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override;
     void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,9 @@ struct GenerateOptions {
     bool save_logits = false;
     std::int64_t prefill_chunk = 256;  ///< rows of a prefill step, at most Model::max_rows()
     std::vector<std::int32_t> stop_ids = {};
+    /// Whether a step is asked for before the tokens of the step before are read. Left out: where that gains time. Sampling
+    /// needs the host, and so does an embedding that the backend cannot reach by itself: they never run ahead.
+    std::optional<bool> run_ahead = {};
 };
 
 /// Throws Error(bad_input) when the tokenizer has ids beyond the model's `rows` of vocabulary.
@@ -47,6 +52,8 @@ public:
         std::function<bool()> stop_requested;
         /// Every rank, before each step: "prefill" or "decode".
         std::function<void(std::string_view phase)> step;
+        /// Every rank, when the tokens that a step chose have been read and compared. The next step may be under way by then.
+        std::function<void(std::string_view phase)> read;
     };
 
     /// plan.slots requests run together; each gets the bits it has alone. Throws as require_vocabulary does.
@@ -61,14 +68,24 @@ public:
     std::int64_t vocabulary() const { return vocabulary_; }  ///< ids the logits hash covers: [0, vocabulary)
     std::int64_t failed() const { return failed_; }          ///< requests that ended with an error
     std::int64_t decoded() const { return decoded_; }        ///< tokens made by decode steps (each prompt's first is prefill's)
-    double decode_seconds() const { return decode_seconds_; }  ///< wall time of all decode steps
+    double decode_seconds() const { return decode_seconds_; }  ///< wall time of all decode steps, from tokens read to tokens read
 
 private:
     struct Sequence;
+    struct Step;
     struct Ledger;
+    using StepPointer = std::unique_ptr<Step>;
+    bool may_run_ahead();
     void start(const Request& request, int slot, const Events& events);
     void decode(const Events& events);
-    void choose(std::vector<Sequence*> sequences, const float* logits, double begin, const Events& events);
+    void settle(const Events& events);
+    // A step's life: asked for, its logits taken before the next step writes its own, read.
+    StepPointer ask(const Step* before, const Events& events);
+    StepPointer choose(std::vector<Sequence*> sequences, const float* logits, double begin, std::string_view phase);
+    void take(Step& step);
+    void read(Step& step, const Events& events);
+    void accept(Sequence& sequence, std::int32_t token, bool finite, double seconds, const Events& events);
+    bool full(const Sequence& sequence, std::size_t made) const;
     void finish(Sequence& sequence, std::string reason, std::string error, const Events& events);
     bool synchronize(std::uint64_t token_digest, const Events& events);
     void report_waits(const Sequence& sequence, RequestRecord& record);
@@ -80,14 +97,17 @@ private:
     const Tokenizer& tokenizer_;
     GenerateOptions options_;
     std::int64_t vocabulary_ = 0, failed_ = 0, decoded_ = 0;
-    double decode_seconds_ = 0;
+    double decode_seconds_ = 0, last_read_ = 0;
     std::vector<std::uint8_t> masked_host_;
     DeviceArray<std::uint8_t> masked_;
-    DeviceArray<std::int32_t> chosen_;  ///< of a step of n rows: n tokens, then n flags
-    HostArray<float> row_;              ///< logits to sample from
+    DeviceArray<std::int32_t> chosen_;     ///< two steps in turns; of a step of n rows: n tokens, then n flags
+    HostArray<std::int32_t> chosen_host_;  ///< likewise
+    std::size_t choices_ = 0;
+    HostArray<float> row_;                 ///< logits to sample from
     std::vector<std::unique_ptr<Sequence>> slots_;
+    StepPointer flight_;                   ///< asked for and not read; while there is one, all sequences are in it
     std::unique_ptr<Ledger> ledger_;
-    bool stopping_ = false;
+    bool ahead_ = false, stopping_ = false;
 };
 
 }  // namespace ftmpi

@@ -43,7 +43,7 @@ Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& co
     routes_ = {expert_ids_.data(), expert_weights_.data(), config.top_k};
 }
 
-const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
+const float* Model::forward(std::span<const Row> host_rows, Range wanted, const std::int32_t* tokens) {
     if (host_rows.empty() || static_cast<std::int64_t>(host_rows.size()) > max_rows_ || wanted.size() > plan_.slots)
         throw Error(Exit::failure, "a step of " + std::to_string(host_rows.size()) + " rows was asked for; the workspace holds " +
                                        std::to_string(max_rows_));
@@ -53,8 +53,9 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted) {
         backend_.hold_for_copies();
         return logits_of_all(wanted.size());
     }
-    backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
-    const Rows rows{host_rows, rows_.data()};
+    if (tokens) backend_.place_rows(rows_.data(), host_rows, tokens, config_.vocab);
+    else backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
+    const Rows rows{host_rows, rows_.data(), tokens != nullptr};
     x_ = streams_[0].data(), part_ = streams_[1].data(), sum_ = streams_[2].data();
     backend_.embed(weights_.embedding(), rows, x_);
     fast_step_ = fast_prefill_ && wanted.size() < rows.count();

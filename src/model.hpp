@@ -28,7 +28,11 @@ public:
     /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them), gathered:
     /// [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every rank calls this with
     /// the same arguments. When a copy_behind() of the last call's logits may be under way, they are written after it.
-    const float* forward(std::span<const Row> rows, Range wanted);
+    /// With `tokens`, which are in device memory, the token of row t is tokens[rows[t].token] as Backend::place_rows() says:
+    /// so a step is asked for before the host knows what the step before chose.
+    const float* forward(std::span<const Row> rows, Range wanted, const std::int32_t* tokens = nullptr);
+    /// True when this rank's forward() takes `tokens`.
+    bool takes_device_tokens() const { return backend_.embeds_from_device(weights_.embedding()); }
 
     /// Fast numerics, for steps of which not all rows' logits are wanted: the mixers. Router, experts and head stay exact.
     void set_fast_prefill(bool fast) { fast_prefill_ = fast; }

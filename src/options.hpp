@@ -55,7 +55,7 @@ struct Options {
     std::vector<Hardware> hardware;               ///< `plan` only
     std::int64_t context = 0;                     ///< 0 = chosen from memory
     KvType kv = KvType::bf16;
-    bool embedding_on_host = true;
+    std::optional<bool> embedding_on_host;        ///< left out: on GPUs that have room for it, else in host memory
     std::int64_t prefill_chunk = 0;               ///< rows of one prefill step, 0 = kPrefillRowsCpu or kPrefillRowsGpu (plan.hpp)
     int threads = 0;                              ///< CPU threads a rank, 0 = cores / ranks of this host
     std::optional<bool> hash;                     ///< on in run, off in bench

@@ -40,8 +40,22 @@ PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& 
     request.prefill_rows = options.prefill_chunk     ? options.prefill_chunk
                            : options.backend == BackendChoice::cpu ? kPrefillRowsCpu
                                                                      : kPrefillRowsGpu;
-    request.embedding_on_host = options.embedding_on_host;
+    request.embedding_on_host = options.embedding_on_host.value_or(true);
     return request;
+}
+
+ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest request, bool on_gpus) {
+    ShardPlan plan = make_plan(sizes, request);
+    if (options.embedding_on_host || !on_gpus) return plan;
+    request.embedding_on_host = false;
+    try {
+        ShardPlan with_table = make_plan(sizes, request);
+        if (with_table.context == plan.context && with_table.given == plan.given && with_table.out_replicated == plan.out_replicated)
+            return with_table;
+    } catch (const Error& error) {
+        if (error.code() != Exit::does_not_fit) throw;
+    }
+    return plan;
 }
 
 std::vector<RankMemory> ranks_of(const Options& options) {
@@ -74,7 +88,7 @@ std::vector<RankMemory> ranks_of(const Options& options) {
 }
 
 int plan_command(const Options& options, const ModelSizes& sizes) {
-    const auto plan = make_plan(sizes, plan_request(options, ranks_of(options)));
+    const auto plan = plan_for(options, sizes, plan_request(options, ranks_of(options)), options.backend != BackendChoice::cpu);
     const auto text = options.json ? plan_json(sizes, plan) : plan_table(sizes, plan);
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
         throw Error(Exit::failure, "the plan could not be written to standard output");

@@ -21,6 +21,10 @@ inline constexpr std::int64_t kPrefillRowsCpu = 256, kPrefillRowsGpu = 1024;
 /// The request that `options` make for these ranks.
 PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks);
 
+/// make_plan() with the embedding where `options` want it. Where they do not say, and the ranks have GPUs, it goes there if that
+/// changes neither cut nor context: a GPU that finds its tokens' rows itself need not wait for the host between two steps.
+ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest request, bool on_gpus);
+
 /// The ranks that --hardware, or --memory-limit with --bandwidth, describe; fixed costs subtracted unless --backend cpu.
 /// Throws Error(Exit::usage) when neither is given or the numbers of values differ.
 std::vector<RankMemory> ranks_of(const Options& options);

@@ -97,7 +97,8 @@ Fleet::Fleet(const std::filesystem::path& directory, const FleetOptions& options
     for (int r = 0; r < options.ranks; ++r) {
         auto rank = std::make_unique<Rank>();
         rank->index = r;
-        rank->backend = options.best_simd ? make_cpu_backend(1) : make_cpu_backend(1, options.simd);
+        rank->backend = options.backend     ? options.backend()
+                        : options.best_simd ? make_cpu_backend(1) : make_cpu_backend(1, options.simd);
         rank->communicator = std::make_unique<ThreadCommunicator>(*threads_, r);
         rank->weights.emplace(*checkpoint_, *inventory_, plan_, r, *rank->backend);
         rank->state.emplace(*rank->backend, config_, plan_, r);
@@ -164,14 +165,30 @@ std::vector<std::vector<float>> Fleet::logits(const std::vector<std::int32_t>& p
 }
 
 std::vector<RequestRecord> Fleet::generate(const std::vector<Request>& requests, GenerateOptions options) {
-    std::vector<RequestRecord> records(requests.size());
+    return run(requests, std::move(options)).records;
+}
+
+Run Fleet::run(const std::vector<Request>& requests, GenerateOptions options, const std::function<bool(int rank)>& stop) {
+    Run run;
+    run.records.resize(requests.size());
+    run.shown.resize(requests.size());
+    std::vector<Generator::End> ends(ranks_.size());
     on_all([&](Rank& rank) {
         Generator generator(*rank.backend, *rank.communicator, *rank.model, *rank.state, *tokenizer_, options);
         Generator::Events events;
-        events.finished = [&](const RequestRecord& r) { records[static_cast<std::size_t>(r.index)] = r; };
-        generator.run(requests, events);
+        events.finished = [&](const RequestRecord& r) { run.records[static_cast<std::size_t>(r.index)] = r; };
+        events.text = [&](const Request& r, std::string_view text, bool) { run.shown[static_cast<std::size_t>(r.index)] += text; };
+        if (stop) events.stop_requested = [&] { return stop(rank.index); };
+        if (rank.index == 0) events.step = [&](std::string_view phase) { run.steps += phase == "decode"; };
+        ends[static_cast<std::size_t>(rank.index)] = generator.run(requests, events);
+        if (rank.index != 0) return;
+        run.decoded = generator.decoded();
+        run.failed = generator.failed();
     });
-    return records;
+    run.end = ends[0];
+    for (const Generator::End end : ends)
+        if (end != run.end) throw std::runtime_error("ranks ended differently");
+    return run;
 }
 
 void Fleet::observe(const std::vector<std::int32_t>& prompt, const Model::Observer& observer) {

@@ -27,6 +27,16 @@ struct FleetOptions {
     Simd simd = Simd::avx2;
     bool best_simd = true;       ///< ignore `simd`
     std::function<void(ShardPlan&)> edit_plan = {};
+    std::function<std::unique_ptr<Backend>()> backend = {};  ///< one a rank; the CPU's when left out
+};
+
+/// What a run left behind, beside its records.
+struct Run {
+    std::vector<RequestRecord> records;  ///< by index; that of a request without a record is empty
+    std::vector<std::string> shown;      ///< text that went out, by index
+    Generator::End end = Generator::End::done;
+    std::int64_t decoded = 0, failed = 0;
+    std::int64_t steps = 0;              ///< decode steps that were asked for
 };
 
 /// Ranks as threads over shared memory: a gather copies the others' columns between two barriers.
@@ -43,6 +53,8 @@ public:
                                            std::int64_t chunk = 256, int slot = 0);
     /// The lockstep loop over requests; records by index.
     std::vector<RequestRecord> generate(const std::vector<Request>& requests, GenerateOptions options);
+    /// The same, with all that is heard of it on rank 0; `stop` is asked on every rank whenever ranks compare a step.
+    Run run(const std::vector<Request>& requests, GenerateOptions options, const std::function<bool(int rank)>& stop = {});
     /// Runs `rows` once with an observer on rank 0.
     void observe(const std::vector<std::int32_t>& prompt, const Model::Observer& observer);
 

@@ -52,6 +52,7 @@ public:
     std::unique_ptr<Matrix> load(const MatrixSource&) override { no(); }
     std::unique_ptr<Matrix> load_table(const MatrixSource&, bool) override { no(); }
     void embed(const Matrix&, const Rows&, float*) override { no(); }
+    void place_rows(Row*, std::span<const Row>, const std::int32_t*, std::int64_t) override { no(); }
     void rms_norm(const float*, const float*, float, std::int64_t, std::int64_t, float*) override { no(); }
     void project(std::span<const Projection>, const float*, std::int64_t) override { no(); }
     void delta_net(const DeltaNet&, const Rows&, const float*, const float*, const float*, const float*, float*,

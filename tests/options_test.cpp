@@ -161,7 +161,7 @@ BOOST_AUTO_TEST_CASE(every_value_reaches_its_field) {
     BOOST_TEST(o.memory_limit == (std::vector<std::uint64_t>{24ull << 30, 16ull << 30}), boost::test_tools::per_element());
     BOOST_TEST(o.bandwidth == (std::vector<double>{1008, 288.5}), boost::test_tools::per_element());
     BOOST_TEST(o.context == 4096);
-    BOOST_TEST((o.kv == KvType::fp8 && !o.embedding_on_host && o.prefill_chunk == 7 && o.threads == 3));
+    BOOST_TEST((o.kv == KvType::fp8 && o.embedding_on_host == false && o.prefill_chunk == 7 && o.threads == 3));
     BOOST_TEST((o.hash.has_value() && !*o.hash));
     BOOST_TEST(o.timeout == 12.5);
     const auto plan = parse({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB@288"});

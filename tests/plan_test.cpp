@@ -376,6 +376,37 @@ BOOST_AUTO_TEST_CASE(options_describe_the_hardware) {
                 request.prefill_rows == 7 && !request.embedding_on_host && request.ranks.size() == 1));
 }
 
+BOOST_AUTO_TEST_CASE(the_embedding_goes_to_gpus_that_have_room) {
+    const auto sizes = sizes_of_35b();
+    const auto on_host = [&](std::vector<RankMemory> ranks, Policy policy, std::int64_t context, std::optional<bool> asked = {},
+                             bool on_gpus = true) {
+        Options options;
+        options.embedding_on_host = asked;
+        auto request = fp8_request(std::move(ranks), policy, context);
+        request.embedding_on_host = asked.value_or(true);
+        return plan_for(options, sizes, request, on_gpus).embedding_on_host;
+    };
+    const std::vector<RankMemory> large{card(80, 4800)}, two{card(80, 4800), card(80, 4800)};
+    for (const Policy policy : {Policy::speed, Policy::memory}) {
+        BOOST_TEST(!on_host(large, policy, 0));
+        BOOST_TEST(!on_host(two, policy, 4096));
+    }
+    BOOST_TEST(on_host(large, Policy::speed, 0, true));
+    BOOST_TEST(!on_host(large, Policy::speed, 0, false));
+    BOOST_TEST(on_host(large, Policy::speed, 0, {}, false));  // no GPUs
+    // A card that holds the model with some context, but not the table's 970 MiB beside it.
+    const auto plan = make_plan(sizes, fp8_request(large, Policy::speed, 4096));
+    const auto needed = static_cast<double>(plan.bytes[0].total()) / (1ull << 30);
+    BOOST_TEST(on_host({card(needed + 0.5, 1008)}, Policy::speed, 4096));
+    BOOST_TEST(!on_host({card(needed + 1, 1008)}, Policy::speed, 4096));
+    BOOST_TEST(on_host({card(needed + 1, 1008)}, Policy::speed, 0));  // it would shorten the context
+    // Where the table would change the cut, it stays: the cut by bandwidth fits without it only.
+    const auto cut = make_plan(sizes, fp8_request({card(80, 1008), card(80, 288)}, Policy::speed, 4096));
+    const auto first = static_cast<double>(cut.bytes[0].total()) / (1ull << 30), second = static_cast<double>(cut.bytes[1].total()) / (1ull << 30);
+    BOOST_TEST(on_host({card(first + 0.5, 1008), card(second + 0.5, 288)}, Policy::speed, 4096));
+    BOOST_TEST(!on_host({card(first + 1, 1008), card(second + 1, 288)}, Policy::speed, 4096));
+}
+
 BOOST_AUTO_TEST_CASE(json_is_well_formed) {
     const auto sizes = sizes_of_35b();
     auto ranks = pair();

@@ -17,26 +17,33 @@ std::string BenchCase::name() const {
     return "p" + std::to_string(prompt) + "_d" + std::to_string(decode) + "_b" + std::to_string(batch);
 }
 
-void StepClock::step(std::string_view phase) {
-    Tick tick{now(), 0, phase == "decode"};
+StepClock::Tick StepClock::tick(bool decodes) const {
+    Tick tick{now(), 0, decodes};
     if (watch_gathers_)
         for (const auto& wait : communicator_.waits()) tick.waited += wait.seconds;
-    ticks_.push_back(tick);
+    return tick;
 }
+
+void StepClock::step() {
+    if (ticks_.empty()) ticks_.push_back(tick(false));
+}
+
+void StepClock::read(std::string_view phase) { ticks_.push_back(tick(phase == "decode")); }
 
 RunTimes StepClock::times(std::int64_t decode) const {
     const auto first = std::find_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
     const auto steps = std::count_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
-    if (steps <= decode || first == ticks_.begin() || first + steps != ticks_.end())
+    if (steps <= decode || first - ticks_.begin() < 2 || first + steps != ticks_.end())
         throw Error(Exit::failure, "a measured run had " + std::to_string(steps) + " decode steps after " +
-                                       std::to_string(first - ticks_.begin()) + " steps of prefill, where " +
-                                       std::to_string(decode + 1) + " decode steps were to come");
+                                       std::to_string(std::max<std::ptrdiff_t>(first - ticks_.begin() - 1, 0)) +
+                                       " prompts, where " + std::to_string(decode + 1) + " decode steps were to come");
+    const auto prefilled = first - 1;
     RunTimes times;
-    times.prefill_seconds = first->at - ticks_.front().at;
-    times.prefill_gather_seconds = first->waited - ticks_.front().waited;
+    times.prefill_seconds = prefilled->at - ticks_.front().at;
+    times.prefill_gather_seconds = prefilled->waited - ticks_.front().waited;
     for (auto tick = first; tick != first + decode; ++tick) {
-        times.step_seconds.push_back((tick + 1)->at - tick->at);
-        if (watch_gathers_) times.gather_seconds.push_back((tick + 1)->waited - tick->waited);
+        times.step_seconds.push_back(tick->at - (tick - 1)->at);
+        if (watch_gathers_) times.gather_seconds.push_back(tick->waited - (tick - 1)->waited);
     }
     return times;
 }

@@ -15,7 +15,7 @@ struct BenchCase {
     std::int64_t prompt = 0, decode = 0;
     int batch = 1;
     /// Tokens a sequence holds at the end: one token comes from prefill, and one step more is run than measured, so that the
-    /// last measured step ends where the next begins.
+    /// last measured step is followed by another as all others are.
     std::int64_t tokens() const { return prompt + new_tokens(); }
     std::int64_t new_tokens() const { return decode + 2; }
     std::string name() const;  ///< "p1024_d64_b4"
@@ -29,14 +29,17 @@ struct RunTimes {
     std::vector<double> gather_seconds;  ///< likewise, one a decode step
 };
 
-/// Times the steps of a generator's run as it goes.
+/// Times the steps of a generator's run as it goes. A step lasts from the tokens of the step before to its own, both read by the
+/// host: when it was asked for says nothing, since that may be while the step before still runs.
 class StepClock {
 public:
     /// Asking a communicator for its waits may stop the device, so gathers are watched in a run of their own, whose steps are
-    /// not the ones that are stated.
+    /// not the ones that are stated. It must not run ahead: what the next step has waited for by then would count to this one.
     StepClock(Communicator& communicator, bool watch_gathers) : communicator_(communicator), watch_gathers_(watch_gathers) {}
     /// To be called before each step.
-    void step(std::string_view phase);
+    void step();
+    /// To be called when a step's tokens have been read.
+    void read(std::string_view phase);
     /// Throws Error(failure) when fewer steps were run than `decode`.
     RunTimes times(std::int64_t decode) const;
 
@@ -45,9 +48,10 @@ private:
         double at = 0, waited = 0;
         bool decodes = false;
     };
+    Tick tick(bool decodes) const;
     Communicator& communicator_;
     bool watch_gathers_;
-    std::vector<Tick> ticks_;
+    std::vector<Tick> ticks_;  ///< the first step asked for, then each step read
 };
 
 /// Seconds of one small gather, the median of many: `width` floats of one row, spread evenly. 0 for one rank.

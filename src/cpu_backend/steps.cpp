@@ -21,7 +21,7 @@ void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
     check_denormals();
     const auto* table = dynamic_cast<const cpu::CpuTable*>(&matrix);
     if (!table) throw Error(Exit::failure, "a matrix that is no lookup table was given to embed");
-    for (const Row& row : rows.host) {
+    for (const Row& row : rows.tokens_on_device ? std::span(rows.device, rows.host.size()) : rows.host) {
         if (row.token < 0 || row.token >= table->rows)
             throw Error(Exit::bad_input, "token id " + std::to_string(row.token) + " is not among the " +
                                              std::to_string(table->rows) + " rows of the embedding");
@@ -37,6 +37,13 @@ void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
             x[i] = value;
         }
         x += table->cols;
+    }
+}
+
+void CpuBackend::place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) {
+    for (const Row& row : rows) {
+        const std::int32_t token = tokens[row.token];
+        *to++ = {token >= 0 && token < ids ? token : 0, row.slot, row.position};
     }
 }
 

@@ -45,17 +45,33 @@ public:
     }
     LogitsWorker(const LogitsWorker&) = delete;
 
+    /// A row of logits on its way to host memory.
+    struct Copy {
+        std::size_t buffer = 0;
+        std::uint64_t ticket = 0;
+    };
+
     /// Takes one row of logits in device memory, which the backend copies behind the loop. Blocks only when the worker is far
-    /// behind, so that memory stays bounded.
-    void push(LogitsAccount& account, const float* logits, std::span<const std::uint8_t> masked) {
+    /// behind, so that memory stays bounded. What is taken is to be pushed or dropped before `steps` rows more are taken.
+    Copy take(const float* logits) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return !free_.empty() || failure_; });
         rethrow();
         const std::size_t buffer = free_.back();
         free_.pop_back();
         const auto to = buffers_[buffer].span();
-        jobs_.push_back({&account, buffer, backend_.copy_behind(to.data(), logits, to.size_bytes()), masked});
+        return {buffer, backend_.copy_behind(to.data(), logits, to.size_bytes())};
+    }
+    void push(const Copy& copy, LogitsAccount& account, std::span<const std::uint8_t> masked) {
+        const std::lock_guard lock(mutex_);
+        rethrow();
+        jobs_.push_back({&account, copy, masked});
         changed_.notify_all();
+    }
+    void drop(const Copy& copy) {
+        backend_.await_copy(copy.ticket);
+        const std::lock_guard lock(mutex_);
+        free_.push_back(copy.buffer);
     }
 
     /// Returns when all steps pushed so far are accounted for.
@@ -68,8 +84,7 @@ public:
 private:
     struct Job {
         LogitsAccount* account;
-        std::size_t buffer;
-        std::uint64_t copy;
+        Copy copy;
         std::span<const std::uint8_t> masked;
     };
 
@@ -94,15 +109,15 @@ private:
                 lock.unlock();
             }
             lock.lock();
-            free_.push_back(job.buffer);
+            free_.push_back(job.copy.buffer);
             busy_ = false;
             changed_.notify_all();
         }
     }
 
     void account(const Job& job) {
-        backend_.await_copy(job.copy);
-        const std::span<const float> logits = buffers_[job.buffer].span();
+        backend_.await_copy(job.copy.ticket);
+        const std::span<const float> logits = buffers_[job.copy.buffer].span();
         if (hash_) {
             static_assert(sizeof(float) == 4);
             Digest step;

@@ -145,6 +145,16 @@ Binding hash() {
             }};
 }
 
+Binding embedding() {
+    return {[](Options& o, const std::string& text) {
+                if (text != "host" && text != "device") throw Refused{"must be one of host, device"};
+                o.embedding_on_host = text == "host";
+            },
+            [](const Options& o) {
+                return std::string(!o.embedding_on_host ? "" : *o.embedding_on_host ? "host" : "device");
+            }};
+}
+
 std::vector<OptionRow> build_table() {
     constexpr std::int64_t tokens = std::int64_t(1) << 31;
     std::vector<OptionRow> rows;
@@ -211,8 +221,8 @@ std::vector<OptionRow> build_table() {
         integer(&Options::context, 1, tokens));
     add("kv", "bf16|fp8|fp32", in_planning, "storage of keys and values",
         choice<KvType>(&Options::kv, {{"bf16", KvType::bf16}, {"fp8", KvType::fp8}, {"fp32", KvType::fp32}}));
-    add("embedding", "host|device", in_planning, "where the embedding table stays",
-        choice<bool>(&Options::embedding_on_host, {{"host", true}, {"device", false}}));
+    add("embedding", "host|device", in_planning, "where the embedding table stays; when left out, on GPUs that have room for it",
+        embedding());
     add("prefill-chunk", "TOKENS", in_planning, "rows of one prefill step; 0: 256 on the CPU, 1024 on GPUs; does not change the bits of exact numerics",
         integer(&Options::prefill_chunk, 0, 65536));
     add("threads", "N", in_planning | per_rank, "CPU threads a rank; the host's cores over its ranks when left out",

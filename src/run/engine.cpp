@@ -124,17 +124,18 @@ ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_
                           ranks_[r].host + " " + ranks_[r].device.name});
     }
     PlanRequest request = plan_request(options_, memory);
-    if (options_.prefill_chunk == 0) request.prefill_rows = ranks_[0].device.backend == "cpu" ? kPrefillRowsCpu : kPrefillRowsGpu;
+    const bool on_gpus = ranks_[0].device.backend != "cpu";
+    if (options_.prefill_chunk == 0) request.prefill_rows = on_gpus ? kPrefillRowsGpu : kPrefillRowsCpu;
     const ModelSizes sizes = inventory_->sizes();
-    if (request.context != 0) return make_plan(sizes, request);
+    if (request.context != 0) return plan_for(options_, sizes, request, on_gpus);
     // Unasked, the context need not be larger than anything this run will use, rounded up to a friendly size.
     request.context = std::min(config_.max_positions, (std::max<std::int64_t>(tokens, 4096) + 255) / 256 * 256);
     try {
-        return make_plan(sizes, request);
+        return plan_for(options_, sizes, request, on_gpus);
     } catch (const Error& e) {
         if (e.code() != Exit::does_not_fit) throw;
         request.context = 0;  // as many as fit; requests beyond it are refused one by one, the others run
-        return make_plan(sizes, request);
+        return plan_for(options_, sizes, request, on_gpus);
     }
 }
 

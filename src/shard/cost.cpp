@@ -36,7 +36,7 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
     w.rows = rows * 3;
     w.expert_ids = w.expert_weights = rows * config.top_k;
     w.token_mask = (config.vocab + 3) / 4;
-    w.chosen = 2 * plan.slots;
+    w.chosen = 4 * plan.slots;
     return w;
 }
 

@@ -164,6 +164,54 @@ void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
     p.tally.add(tokens[0] == tokens[1], "argmax " + text({rows, width}));
 }
 
+/// Rows whose tokens are on the device alone, some of them no ids; their embedding; and a copy of tokens that the host awaits
+/// while the next rows are already asked for.
+void check_device_tokens(Pair& p, std::int64_t rows) {
+    constexpr std::int64_t kIds = 67, kWidth = 96, kSteps = 8;
+    const Stored table(p.random, Format::bf16, 1, kIds, kWidth);
+    std::vector<std::vector<std::int32_t>> tokens(kSteps);
+    std::vector<std::vector<Row>> host(kSteps);
+    for (std::int64_t s = 0; s < kSteps; ++s)
+        for (std::int64_t t = 0; t < rows; ++t) {
+            tokens[static_cast<std::size_t>(s)].push_back(static_cast<std::int32_t>(bits(p.random, 7)) - 30);
+            host[static_cast<std::size_t>(s)].push_back({static_cast<std::int32_t>(rows - 1 - t), static_cast<std::int32_t>(t), static_cast<std::int32_t>(s)});
+        }
+    std::vector<float> results[2];
+    std::vector<std::int32_t> placed[2];
+    for (int side = 0; side < 2; ++side) {
+        Backend& b = side ? p.gpu : p.cpu;
+        const auto on_device = b.load_table(table.source, false);
+        p.tally.add(b.embeds_from_device(*on_device), "a table on the device takes tokens from there");
+        DeviceArray<Row> to(b, rows, "check");
+        DeviceArray<float> x(b, rows * kWidth, "check");
+        DeviceArray<std::int32_t> chosen(b, rows, "check");
+        std::vector<HostArray<std::int32_t>> seen;
+        std::vector<std::uint64_t> tickets;
+        for (std::int64_t s = 0; s < kSteps; ++s) {
+            const auto& step = tokens[static_cast<std::size_t>(s)];
+            b.hold_for_copies();
+            b.copy_in(chosen.data(), step.data(), step.size() * 4);
+            b.place_rows(to.data(), host[static_cast<std::size_t>(s)], chosen.data(), kIds);
+            b.embed(*on_device, {host[static_cast<std::size_t>(s)], to.data(), true}, x.data());
+            seen.emplace_back(b, 3 * rows, "check");
+            tickets.push_back(b.copy_behind(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
+            if (s > 0) {
+                b.await_copy(tickets[static_cast<std::size_t>(s - 1)]);
+                const auto row = seen[static_cast<std::size_t>(s - 1)].span();
+                placed[side].insert(placed[side].end(), row.begin(), row.end());
+            }
+            if (s % 3 == 2) {
+                const auto v = download(b, x.data(), x.size());
+                results[side].insert(results[side].end(), v.begin(), v.end());
+            }
+        }
+        b.synchronize();
+    }
+    const auto d = difference(results[0], results[1]);
+    p.tally.add(d.empty(), "embed of tokens on the device, " + text({rows}) + " rows" + d);
+    p.tally.add(placed[0] == placed[1], "rows with tokens on the device, " + text({rows}));
+}
+
 /// A forbidden value is refused in the same words on both sides.
 void check_refusals(Pair& p) {
     for (const Format f : kFormats)
@@ -227,6 +275,7 @@ void check_all(Pair& p) {
     }
     for (const auto r : sizes({3}, {1, 3, 70}, {1, 3, 70}))
         for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000})) check_steps(p, r, w);
+    for (const auto r : sizes({5}, {1, 300}, {1, 5, 128, 129, 300})) check_device_tokens(p, r);
     check_refusals(p);
 }
 

@@ -79,7 +79,13 @@ small_batch() {
         small_reference "$model" bf16 || continue
         small_run "$model" batch "$model: GPU, 1 rank, batch 5" 1 - --backend cuda --batch 5
         small_run "$model" batch "$model: GPU, 1 rank, prefill by 7 rows" 1 - --backend cuda --prefill-chunk 7
-        [ "$gpus" -lt 2 ] || small_run "$model" batch "$model: GPU, 2 ranks, batch 5" 2 peer --backend cuda --batch 5 --shares 9,7
+        # With the embedding on the host each step waits for the tokens of the one before; elsewhere it does not.
+        small_run "$model" batch "$model: GPU, 1 rank, batch 5, embedding on the host" 1 - --backend cuda --batch 5 --embedding host
+        small_run "$model" batch "$model: GPU, 1 rank, batch 2" 1 - --backend cuda --batch 2
+        [ "$gpus" -ge 2 ] || continue
+        small_run "$model" batch "$model: GPU, 2 ranks, batch 5" 2 peer --backend cuda --batch 5 --shares 9,7
+        small_run "$model" batch "$model: GPU, 2 ranks, nccl, batch 2" 2 nccl --backend cuda --batch 2 --shares 9,7
+        small_run "$model" batch "$model: GPU, 2 ranks, peer, batch 2, embedding on the host" 2 peer --backend cuda --batch 2 --shares 9,7 --embedding host
     done
 }
 
