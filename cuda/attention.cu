@@ -52,13 +52,13 @@ std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, 
 }
 
 void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast) {
+               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast, bool early) {
     if (rows.count() == 0 || t.query_heads == 0) return;
     check_step(t, rows);
     int most_heads = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
     if (!fast && most_heads <= kMostStepHeads && one_row_a_slot(rows)) {
-        attention_step(t, rows, qg, k, v, out, stride, scratch, stream);
+        attention_step(t, rows, qg, k, v, out, stride, scratch, early, stream);
         return;
     }
     with_kv_type(t.kv, [&](auto type) {

@@ -48,6 +48,18 @@ struct Stored {
             w[0] = *static_cast<const std::uint32_t*>(p);
         }
     }
+    /// The same alignment.
+    __device__ __forceinline__ void store(void* p) const {
+        if constexpr (kWords % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < kWords / 4; ++i)
+                static_cast<uint4*>(p)[i] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
+        } else if constexpr (kWords == 2) {
+            *static_cast<uint2*>(p) = {w[0], w[1]};
+        } else {
+            *static_cast<std::uint32_t*>(p) = w[0];
+        }
+    }
     /// Ties the elements to a loop's counter, so that they are not decoded ahead of the loop: that would take more registers
     /// than there are.
     __device__ __forceinline__ void stay_in_loop([[maybe_unused]] int counter) {
@@ -155,10 +167,10 @@ __device__ __forceinline__ float warp_max(float m) {
 /// Most query heads of one key/value head that attention_step takes.
 constexpr int kMostStepHeads = 16;
 
-/// Rows of a launch over one row a slot.
+/// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is the same.
 std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
 void attention_step(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-                    std::int64_t stride, const Scratch& scratch, cudaStream_t stream);
+                    std::int64_t stride, const Scratch& scratch, bool early, cudaStream_t stream, bool clusters = true);
 
 /// Any rows; their keys and values are in the cache.
 void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out, std::int64_t stride,

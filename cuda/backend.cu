@@ -199,6 +199,7 @@ public:
                 throw Error(Exit::bad_input, "token id " + std::to_string(row.token) + " is not among the " +
                                                  std::to_string(table->rows) + " rows of the embedding");
         if (rows.count() == 0) return;
+        touched_.clear();
         if (table->device) return cuda::embed(*table->device, rows, x, stream_.get());
         Gather& gather = gathers_[next_gather_++ % 2];
         gather.free.wait();
@@ -236,12 +237,12 @@ public:
     void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a, float* out,
                    std::int64_t stride) override {
         const auto need = delta_net_scratch(rows.count(), net.key_heads, net.value_heads, net.key_dim, net.value_dim);
-        cuda::delta_net(net, rows, qkv, z, b, a, out, stride, scratch(need), stream_.get());
+        cuda::delta_net(net, rows, qkv, z, b, a, out, stride, scratch(need), stream_.get(), touch(net.state));
     }
     void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
                    std::int64_t stride) override {
         const auto need = attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity);
-        cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_);
+        cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_, touch(t.keys));
     }
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
         cuda::route(logits, rows, experts, routes, stream_.get());
@@ -300,6 +301,15 @@ private:
         return {scratch_.data(), scratch_.bytes(), tickets_.data()};
     }
 
+    /// True when the step has not touched this layer's state before. embed(), or the launch that follows on a false, waits for every
+    /// kernel before it.
+    bool touch(const void* state) {
+        const bool first = std::find(touched_.begin(), touched_.end(), state) == touched_.end();
+        if (!first) touched_.clear();
+        touched_.push_back(state);
+        return first;
+    }
+
     cudaDeviceProp properties_;
     StreamHandle stream_;
     Arrays arrays_;
@@ -308,6 +318,7 @@ private:
     DeviceArray<unsigned> tickets_;
     DeviceMemory scratch_;
     bool reserved_ = false, fast_ = false;
+    std::vector<const void*> touched_;  ///< states and caches since the last embed()
     Gather gathers_[2];
     std::size_t next_gather_ = 0;
     SmallCopies small_;

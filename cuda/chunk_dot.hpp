@@ -43,31 +43,45 @@ struct CodeOctet {
     int minus12;                    ///< -12 * sum of the q of these lanes' group of 16
     float unit;                     ///< num::block_unit of the chunk
 };
+
+/// x * inverse is exact, or so small that it counts as 0, so one fma rounds as num::block_code does; the clamp there is never
+/// reached from the block's own exponent. Added to 1.5 * 2^23 an integer's lower two bytes are its low plane and, when 128 more,
+/// its high plane.
 __device__ inline CodeOctet quantize_octet(const float (&x)[8]) {
-    std::uint32_t amax = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const std::uint32_t a = num::bits_of(x[i]) & 0x7fffffffu;
-        amax = a > amax ? a : amax;
-    }
-    std::uint32_t other = __shfl_xor_sync(kWholeWarp, amax, 1);
-    amax = other > amax ? other : amax;
-    other = __shfl_xor_sync(kWholeWarp, amax, 2);
-    amax = other > amax ? other : amax;
-    const int e = num::block_exponent(amax);
+    const auto larger = [](float a, float b) {  // of the magnitudes; NaN for a NaN
+#if defined(__CUDA_ARCH__)
+        float m;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(fabsf(a)), "f"(fabsf(b)));
+        return m;
+#else
+        const std::uint32_t u = num::bits_of(a) & 0x7fffffffu, v = num::bits_of(b) & 0x7fffffffu;
+        return num::float_of(u > v ? u : v);
+#endif
+    };
+    float most = larger(larger(larger(x[0], x[1]), larger(x[2], x[3])), larger(larger(x[4], x[5]), larger(x[6], x[7])));
+    most = larger(most, __shfl_xor_sync(kWholeWarp, most, 1));
+    most = larger(most, __shfl_xor_sync(kWholeWarp, most, 2));
+    const int e = num::block_exponent(num::bits_of(most));
     const bool finite = e != num::kNotFinite;
-    const float inverse = finite ? num::pow2(-e) : 0.0f;
-    CodeOctet out{};
-    int sum = 0;
+    const float inverse = num::pow2(finite ? -e : 0), magic = 12582912.0f;
+    CodeOctet out;
+    int sum_high = 0, sum_low = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int q = finite ? num::block_code(x[i], inverse) : 0;
-        sum += q;
-        out.high[i / 4] |= (static_cast<std::uint32_t>(num::plane_high(q)) & 0xffu) << (8 * (i % 4));
-        out.low[i / 4] |= (static_cast<std::uint32_t>(num::plane_low(q)) & 0xffu) << (8 * (i % 4));
+    for (int half = 0; half < 2; ++half) {
+        std::uint32_t low[4], high[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            low[i] = num::bits_of(num::fma(x[4 * half + i], inverse, magic));
+            high[i] = num::bits_of(num::fma(x[4 * half + i], inverse, magic + num::kPlane / 2));
+        }
+        out.low[half] = permute(permute(low[0], low[1], 0x0040u), permute(low[2], low[3], 0x0040u), 0x5410u);
+        out.high[half] = permute(permute(high[0], high[1], 0x0051u), permute(high[2], high[3], 0x0051u), 0x5410u);
+        if (!finite) out.low[half] = out.high[half] = 0;
+        sum_low = dot4(out.low[half], 0x01010101u, sum_low);
+        sum_high = dot4(out.high[half], 0x01010101u, sum_high);
     }
-    sum += __shfl_xor_sync(kWholeWarp, sum, 1);
-    out.minus12 = -12 * sum;
+    const int sum = sum_high * num::kPlane + sum_low;
+    out.minus12 = -12 * (sum + __shfl_xor_sync(kWholeWarp, sum, 1));
     out.unit = num::block_unit(e);
     return out;
 }
@@ -102,26 +116,43 @@ struct StagedRow {
     }
 };
 
+/// Octet i of a row into the planes that stage_codes() describes.
+__device__ __forceinline__ void store_octet(const CodeOctet& q, uint4* to, int pitch, int i) {
+    const int chunk = i >> 2, part = i & 3, group = part >> 1;
+    // Octet `part & 1` of its group: words 2 * (part & 1) and the next of the plane.
+    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + group * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.high[0], q.high[1]);
+    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + (2 + group) * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.low[0], q.low[1]);
+    auto* meta = reinterpret_cast<std::uint32_t*>(to + 4 * pitch + chunk);
+    if ((part & 1) == 0) meta[group] = static_cast<std::uint32_t>(q.minus12);
+    if (part == 0) {
+        meta[2] = num::bits_of(q.unit);
+        meta[3] = 0;
+    }
+}
+
 /// One row as block fixed point. Planes 0, 1: high bytes of group 0, 1; 2, 3: low bytes; 4: {minus12 of both, unit, 0}.
 /// `threads` is a multiple of 32 and all of them call.
 template <class Row>
 __device__ inline void stage_codes(const Row& row, int cols, int chunks, uint4* to, int thread, int threads) {
     const int pitch = plane_pitch(chunks);
     for (int first = 0; first < chunks * 4; first += threads) {
-        const int i = first + thread, chunk = i >> 2, part = i & 3, group = part >> 1;
+        const int i = first + thread, chunk = i >> 2;
         float v[8];
         row.load(i, chunk < chunks ? cols : 0, v);
         const CodeOctet q = quantize_octet(v);
         if (chunk >= chunks) continue;
-        // Octet `part & 1` of its group: words 2 * (part & 1) and the next of the plane.
-        *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + group * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.high[0], q.high[1]);
-        *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + (2 + group) * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.low[0], q.low[1]);
-        auto* meta = reinterpret_cast<std::uint32_t*>(to + 4 * pitch + chunk);
-        if ((part & 1) == 0) meta[group] = static_cast<std::uint32_t>(q.minus12);
-        if (part == 0) {
-            meta[2] = num::bits_of(q.unit);
-            meta[3] = 0;
-        }
+        store_octet(q, to, pitch, i);
+    }
+}
+
+/// stage_codes() of kChunks whole chunks at a 16-byte aligned address.
+template <int kChunks>
+__device__ __forceinline__ void stage_whole_codes(const float* x, uint4* to, int thread, int threads) {
+#pragma unroll 1
+    for (int i = thread; i < 4 * kChunks; i += threads) {
+        const float4 a = *reinterpret_cast<const float4*>(x + 8 * i), b = *reinterpret_cast<const float4*>(x + 8 * i + 4);
+        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        store_octet(quantize_octet(v), to, plane_pitch(kChunks), i);
     }
 }
 

@@ -245,13 +245,13 @@ std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads,
 }
 
 void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream) {
+               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool early) {
     if (rows.count() == 0 || net.key_heads == 0) return;
     check_geometry(net);
     const Memory memory = memory_of(scratch.data, rows.count(), net.channels(), net.value_heads);
     check_scratch("delta_net", memory.bytes, scratch);
     if (one_row_a_slot(rows)) {
-        delta_net_step(net, rows, qkv, z, b, a, out, stride, zeroed_tickets(scratch, memory.tickets, kTickets, stream), stream);
+        delta_net_step(net, rows, qkv, z, b, a, out, stride, zeroed_tickets(scratch, memory.tickets, kTickets, stream), early, stream);
         return;
     }
 

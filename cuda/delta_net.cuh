@@ -107,8 +107,12 @@ private:
     }
 };
 
-/// Rows of a launch over one row a slot; tickets as Scratch says.
+/// Rows of a launch over one row a slot; tickets as Scratch says, early as delta_net()'s.
 void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                    float* out, std::int64_t stride, unsigned* tickets, cudaStream_t stream);
+                    float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream);
+
+/// The same for sizes that a kernel of their own knows, of at most kTickets / key_heads rows. False: not these sizes, nothing was launched.
+bool delta_net_step_known(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
+                          float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

@@ -122,12 +122,16 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                    float* out, std::int64_t stride, unsigned* tickets, cudaStream_t stream) {
+                    float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream) {
     const auto kernel = net.key_dim <= 32 ? delta_step<1> : net.key_dim <= 128 ? delta_step<4> : delta_step<8>;
     const float inverse_root = num::inverse_root_of(net.key_dim);
     const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
     for (std::int64_t r = 0; r < rows.count(); r += batch) {
         const std::int64_t n = std::min(batch, rows.count() - r);
+        const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)), rows.device + r};
+        if (delta_net_step_known(net, part, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values, a + r * values,
+                                 out + r * stride, stride, tickets, early, stream))
+            continue;
         launch("delta_step", kernel, dim3(static_cast<unsigned>(values), static_cast<unsigned>(n)), dim3(kThreads), 0, stream,
                net, rows.device + r, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values, a + r * values,
                out + r * stride, stride, tickets, inverse_root);

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "handles.hpp"
 
@@ -151,6 +153,19 @@ GpuFacts gpu_facts(int device) {
     facts.pcie_generation = static_cast<int>(nvml.number("nvmlDeviceGetCurrPcieLinkGeneration", handle));
     facts.pcie_lanes = static_cast<int>(nvml.number("nvmlDeviceGetCurrPcieLinkWidth", handle));
     return facts;
+}
+
+bool can_start_early(const void* kernel) {
+    static std::mutex mutex;
+    static std::map<const void*, bool> known;
+    const std::lock_guard lock(mutex);
+    const auto [entry, is_new] = known.try_emplace(kernel, false);
+    if (is_new) {
+        cudaFuncAttributes facts{};
+        FTMPI_CUDA(cudaFuncGetAttributes(&facts, kernel));
+        entry->second = facts.ptxVersion >= 90 && facts.binaryVersion >= 90;
+    }
+    return entry->second;
 }
 
 }  // namespace ftmpi::cuda

@@ -15,17 +15,63 @@ namespace ftmpi::cuda {
 /// in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and that must not go beyond what the block has.
 constexpr std::size_t whole_pieces(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
 
-/// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.
+/// True when the kernel was compiled for cards that let a kernel start before the one before has ended, and the card is one: code that
+/// was compiled for older ones does not wait.
+bool can_start_early(const void* kernel);
+
+/// launch() or launch_early().
 template <class... Parameters, class... Arguments>
-void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            cudaStream_t stream, Arguments... arguments) {
+void launch_when(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                 cudaStream_t stream, Arguments... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = whole_pieces(shared_bytes);
     config.stream = stream;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = early && can_start_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
+}
+
+/// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.
+template <class... Parameters, class... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+            cudaStream_t stream, Arguments... arguments) {
+    launch_when(false, what, kernel, grid, block, shared_bytes, stream, arguments...);
+}
+
+/// The same for a kernel that calls await_previous(): where the card can, its blocks start as soon as the blocks of the kernel before
+/// have called start_next() or are done and leave room, so that a kernel's start and its first weights hide behind the end of
+/// the one before.
+template <class... Parameters, class... Arguments>
+void launch_early(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                  cudaStream_t stream, Arguments... arguments) {
+    launch_when(true, what, kernel, grid, block, shared_bytes, stream, arguments...);
+}
+
+// In kernels of launch_early(). Before await_previous() a kernel may only read what no kernel of the same step has written: weights,
+// Row::slot and Row::position, the states and the cache of earlier tokens; and, with __ldcg(), the experts' ids, which every
+// kernel that writes them publishes before the next one can start. It must write nothing. Every block that does
+// anything calls it, also when it needs nothing of the kernel before: the kernels behind rely on it.
+__device__ __forceinline__ void start_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// start_next() of a warp, whose writes the next kernel finds in the second-level cache when it starts.
+__device__ __forceinline__ void publish_to_next() {
+    __threadfence();
+    __syncwarp();
+    start_next();
+}
+__device__ __forceinline__ void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /// Lets a kernel take more than 48 KiB of shared memory.

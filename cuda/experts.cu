@@ -9,7 +9,6 @@
 #include "experts.hpp"
 #include "launch.hpp"
 #include "route.cuh"
-#include "whole_sets.cuh"
 
 namespace ftmpi::cuda {
 namespace {
@@ -18,9 +17,6 @@ constexpr int kWarps = 9;  ///< 264 blocks of them hold a warp for every four ro
 constexpr int kMostDownWarps = 16;
 constexpr int kMixed = -1;
 constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
-
-/// Rows of gate and up, or of down, that a warp works on together; at least one gate row and its up row.
-constexpr int expert_rows(Format f) { return f == Format::bf16 ? 2 : rows_at_once(f); }
 
 __device__ __forceinline__ MatrixView group_of(MatrixView m, int group) {
     const std::int64_t row = group * m.padded;
@@ -84,27 +80,6 @@ __device__ __forceinline__ void up_unit(const MatrixView& m, int width, int firs
     if (lane < (Half ? 2 * H : H) && i < width) act[i] = num::expert_act(y, up);
 }
 
-/// up_unit of rows of kSets whole sets, all of them within `width`.
-template <Format F, int kSets>
-__device__ __forceinline__ void up_unit_whole(const MatrixView& m, int width, int first, const uint4* staged, SumBuffer& buffer, int lane, float* act) {
-    constexpr int R = expert_rows(F), H = R / 2, kPitch = plane_pitch(32 * kSets);
-    const std::uint8_t* codes = m.codes + std::int64_t{first} * code_pitch_of_sets<F, kSets> + lane * kPiece;
-    const std::uint8_t* scales = m.scales + std::int64_t{first} * scale_pitch_of_sets<F, kSets>;
-    Fetched<F, R> sets[kSets];
-    each<kSets>([&](auto s) { fetch_set<F, R, H, kSets, s()>(sets[s()], codes, scales, width, lane); });
-    const int i = first + lane % H;
-    const float multiplier = m.multipliers ? m.multipliers[lane % R / H * width + i] : 1.0f;
-    OrderedSums<F, R, 1, false> sums(buffer, lane);
-    each<kSets>([&](auto s) {
-        float v[1][R];
-        chunk_values<F, R, 1>(sets[s()], staged, 0, kPitch, s() * 32 + lane, v);
-        sums.put(s(), true, v, sets[s()], s() + 1 == kSets);
-    });
-    const float y = m.multipliers ? multiplier * sums.total() : sums.total();
-    const float up = __shfl_sync(kWholeWarp, y, lane % H + H);
-    if (lane < H) act[i] = num::expert_act(y, up);
-}
-
 template <Format F>
 __device__ __forceinline__ void up_unit_of(const MatrixView& m, int width, int unit, const uint4* staged, SumBuffer& buffer, int lane,
                                            float* act) {
@@ -117,8 +92,7 @@ __device__ __forceinline__ void up_unit_of(const MatrixView& m, int width, int u
 
 /// grid.y counts the step's rows. Known is the format of routed and shared experts, or kMixed: one body for all formats
 /// needs many more registers. With kRoute every block chooses the experts itself, in one warp while the others stage the input.
-/// kSets: as up_unit_whole() says, for both; 0: any.
-template <int Known, bool kRoute, int kSets>
+template <int Known, bool kRoute>
 __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_few(const __grid_constant__ UpTask a) {
     __shared__ Choice choice;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
@@ -127,6 +101,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_few(const __grid_co
     uint4* codes = floats + (a.floats ? kFloatPlanes * plane_pitch(any.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
     const float* x = a.x + static_cast<std::int64_t>(t) * any.cols;
+    if (!kRoute || blockIdx.x != 0) start_next();  // the first block publishes the choice before
+    await_previous();
     if (thread >= 32) {
         if (a.floats) stage_floats(x, any.cols, any.chunks, reinterpret_cast<float4*>(floats), thread - 32, 32 * (kWarps - 1));
         if (a.codes) stage_codes(GlobalRow{x}, any.cols, any.chunks, codes, thread - 32, 32 * (kWarps - 1));
@@ -137,6 +113,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_few(const __grid_co
             a.chosen[t * a.top_k + lane] = choice.experts[lane];
             a.weights[t * a.top_k + lane] = choice.weights[lane];
         }
+        if (blockIdx.x == 0) publish_to_next();
     }
     __syncthreads();
     const auto expert_of = [&](int i) { return kRoute ? choice.experts[i] : a.experts[static_cast<std::int64_t>(t) * a.top_k + i]; };
@@ -148,11 +125,6 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_few(const __grid_co
         float* act = shared ? a.shared_act + t * a.shared_stride : a.act + (static_cast<std::int64_t>(t) * a.top_k + nth) * a.stride;
         const int width = shared ? a.shared_width : a.width, u = shared ? unit - routed_units : unit % a.units;
         SumBuffer& buffer = buffers[thread / 32];
-        if constexpr (kSets > 0) {
-            constexpr auto F = static_cast<Format>(Known);
-            up_unit_whole<F, kSets>(m, width, u * (expert_rows(F) / 2), is_4bit(F) ? codes : floats, buffer, lane, act);
-            continue;
-        }
         switch (Known == kMixed ? m.format : static_cast<Format>(Known)) {
             case Format::bf16: up_unit_of<Format::bf16>(m, width, u, floats, buffer, lane, act); break;
             case Format::fp8_row: up_unit_of<Format::fp8_row>(m, width, u, floats, buffer, lane, act); break;
@@ -221,24 +193,8 @@ __device__ __forceinline__ void down_rows_of(const MatrixView& m, int first, con
         down_rows<F, false>(m, first, x, staged, buffer, lane, y);
 }
 
-/// down_rows of matrices with 16 chunks a row.
-template <Format F>
-__device__ __forceinline__ void down_segments(const MatrixView& m, int first, const float* x, uint4* staged, SumBuffer& buffer, int lane, float* y) {
-    using Segments = SegmentRows<F>;
-    Segments rows;
-    rows.fetch(m.codes + std::int64_t{first} * Segments::kCodePitch, m.scales + std::int64_t{first} * Segments::kScalePitch, lane);
-    const float multiplier = m.multipliers ? m.multipliers[first + lane % 16] : 1.0f;
-    if constexpr (is_4bit(F))
-        stage_codes(GlobalRow{x}, 16 * num::kChunk, 16, staged, lane, 32);
-    else
-        stage_floats(x, 16 * num::kChunk, 16, reinterpret_cast<float4*>(staged), lane, 32);
-    __syncwarp();
-    const float total = rows.total(staged, buffer.values, lane);
-    if (lane < 16) y[lane] = m.multipliers ? multiplier * total : total;
-}
-
-/// grid.x counts tiles of 16 output rows, grid.y the step's rows. kSegments: 16 chunks a row, in a format that down_segments() takes.
-template <int Known, bool kSegments>
+/// grid.x counts tiles of 16 output rows, grid.y the step's rows.
+template <int Known>
 __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __grid_constant__ DownTask a) {
     const int warps = static_cast<int>(blockDim.x) / 32, thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
@@ -246,6 +202,8 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
     auto* inputs = reinterpret_cast<uint4*>(results + (a.top_k + 1) * kRowTile);  // [warps][staged]
     const int first = static_cast<int>(blockIdx.x * kRowTile);
     const std::int64_t t = blockIdx.y;
+    start_next();
+    await_previous();
     for (int j = warp; j <= a.top_k; j += warps) {
         const bool shared = j == a.top_k;
         const MatrixView m = shared ? a.shared : group_of(a.routed, a.experts[t * a.top_k + j]);
@@ -253,11 +211,6 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
         uint4* staged = inputs + warp * a.staged;
         SumBuffer& buffer = buffers[warp];
         float* y = results + j * kRowTile;
-        if constexpr (kSegments) {
-            down_segments<static_cast<Format>(Known)>(m, first, x, staged, buffer, lane, y);
-            __syncwarp();
-            continue;
-        }
         switch (Known == kMixed ? m.format : static_cast<Format>(Known)) {
             case Format::bf16: down_rows_of<Format::bf16>(m, first, x, staged, buffer, lane, y); break;
             case Format::fp8_row: down_rows_of<Format::fp8_row>(m, first, x, staged, buffer, lane, y); break;
@@ -311,6 +264,7 @@ void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& rout
         throw Error(Exit::failure, "routed and shared experts differ in their number of columns");
     if (rows >= kManyRows)
         return experts_up_many(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, scratch, stream);
+    if (experts_up_whole(a.routed, a.shared, routes, a.logits, a.count, x, rows, act, stride, shared_act, shared_stride, card, stream)) return;
     a.experts = routes.experts;
     a.x = x;
     a.act = act;
@@ -332,17 +286,10 @@ void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& rout
     const int units = a.units * a.top_k + a.shared_units, blocks = std::min((units + kWarps - 1) / kWarps, 4 * card.multiprocessors);
     with_known(a.routed, a.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        constexpr int kKnownSets = kKnown == kMixed ? 0 : 2;
-        static const bool allowed = (allow_shared(experts_up_few<kKnown, false, 0>, most_dynamic(card)),
-                                     allow_shared(experts_up_few<kKnown, true, 0>, most_dynamic(card)),
-                                     allow_shared(experts_up_few<kKnown, true, kKnownSets>, most_dynamic(card)), true);
+        static const bool allowed = (allow_shared(experts_up_few<kKnown, false>, most_dynamic(card)),
+                                     allow_shared(experts_up_few<kKnown, true>, most_dynamic(card)), true);
         static_cast<void>(allowed);
-        const bool whole = kKnownSets != 0 && (a.units ? a.routed : a.shared).cols == kKnownSets * 32 * num::kChunk &&
-                           a.width % acts == 0 && a.shared_width % shared_acts == 0;
-        launch("experts_up",
-                           !a.logits ? experts_up_few<kKnown, false, 0>
-                           : whole   ? experts_up_few<kKnown, true, kKnownSets>
-                                     : experts_up_few<kKnown, true, 0>,
+        launch_early("experts_up", a.logits ? experts_up_few<kKnown, true> : experts_up_few<kKnown, false>,
                            dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), dim3(32 * kWarps), bytes, stream, a);
     });
 }
@@ -380,6 +327,7 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
     if (rows == 0 || a.routed.rows == 0) return;
     if (rows >= kManyRows)
         return experts_down_many(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, scratch, stream);
+    if (experts_down_segments(a.routed, a.shared, routes, act, shared_act, shared_gate, rows, out, stride, card, stream)) return;
     a.experts = routes.experts;
     a.weights = routes.weights;
     a.act = act;
@@ -400,13 +348,9 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
     const auto tiles = static_cast<unsigned>(padded_rows(a.routed.rows) / kRowTile);
     with_known(a.routed, a.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        constexpr bool kSegments = kKnown == static_cast<int>(Format::nvfp4) || kKnown == static_cast<int>(Format::mxfp4) ||
-                                   kKnown == static_cast<int>(Format::fp8_row);
-        static const bool allowed = (allow_shared(experts_down_few<kKnown, false>, card.shared_per_block),
-                                     allow_shared(experts_down_few<kKnown, kSegments>, card.shared_per_block), true);
+        static const bool allowed = (allow_shared(experts_down_few<kKnown>, card.shared_per_block), true);
         static_cast<void>(allowed);
-        const bool segments = kSegments && a.routed.cols == 16 * num::kChunk && a.shared.cols == 16 * num::kChunk;
-        launch("experts_down", segments ? experts_down_few<kKnown, kSegments> : experts_down_few<kKnown, false>, dim3(tiles, static_cast<unsigned>(rows)),
+        launch_early("experts_down", experts_down_few<kKnown>, dim3(tiles, static_cast<unsigned>(rows)),
                            dim3(static_cast<unsigned>(32 * warps)), bytes_with(warps), stream, a);
     });
 }

@@ -40,10 +40,9 @@ constexpr int kWeights = 2;
 
 /// T input rows normed into `floats`, as stage_floats() lays them out. Every block does it for itself, which costs less than a kernel
 /// of its own; one writes the results. `w`: the norm's weights of elements 4 * (thread + j * kThreads) .., asked for early.
-/// kChunks: chunks of a row where they are known and whole, or 0.
-template <int T, int kChunks>
+template <int T>
 __device__ __forceinline__ void stage_normed(const VecTask& a, const float4 (&w)[kWeights], float* sums, uint4* floats, int thread) {
-    const int chunks = kChunks ? kChunks : a.chunks, cols = kChunks ? kChunks * num::kChunk : a.cols;
+    const int chunks = a.chunks, cols = a.cols;
     const int pitch = plane_pitch(chunks), quads = cols / 4, segments = (chunks + 15) / 16;
     const auto staged = [&](int i, int q) -> float4& {
         return reinterpret_cast<float4*>(floats + i * staged_floats(chunks))[(q & 7) * pitch + (q >> 3)];

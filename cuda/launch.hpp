@@ -34,15 +34,17 @@ struct Card {
     std::size_t shared_per_block = 0;  ///< bytes a block may take when a kernel asks for more than 48 KiB
 };
 
+// `early` below: the launch is the first since embed() that touches these states or this cache, so that it may read them before
+// the launches in between have ended.
 // ---- mixers ---------------------------------------------------------------------------------------------------------
 std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads, int key_dim, int value_dim);
 void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream);
+               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool early = false);
 
 /// `capacity` is that of a slot of the cache. `fast`: Backend::set_fast().
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
 void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast = false);
+               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast = false, bool early = false);
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant
     float4 w[kWeights];
     load_norm_weights(a, w, thread);
     if (a.norm.weight) {
-        stage_normed<T, 0>(a, w, reinterpret_cast<float*>(buffers), floats, thread);
+        stage_normed<T>(a, w, reinterpret_cast<float*>(buffers), floats, thread);
         if (a.codes)
             for (int i = 0; i < T; ++i)
                 stage_codes(StagedRow{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)), plane_pitch(a.chunks)}, a.cols, a.chunks,

@@ -264,6 +264,8 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     logits += row * stride;
     found += row * kArgmaxBlocks;
     Found f{0, 1};
+    start_next();
+    await_previous();
     for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < ids; i += std::int64_t{kArgmaxBlocks} * kThreads) {
         const float x = logits[i];
         if (!num::is_finite(x)) f.finite = 0;
@@ -367,7 +369,7 @@ void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::in
             std::int32_t* token, std::int32_t* finite, Scratch scratch, cudaStream_t stream) {
     for (std::int64_t first = 0; first < rows; first += kTickets) {
         const auto n = static_cast<unsigned>(std::min(kTickets, rows - first));
-        launch("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads), kThreads / 32 * sizeof(Found) + 16, stream,
+        launch_early("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads), kThreads / 32 * sizeof(Found) + 16, stream,
                logits + first * stride, stride, ids, masked, token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
     }
 }

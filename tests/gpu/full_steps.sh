@@ -162,10 +162,12 @@ capacity() {
 full_memory() {
     local fp8
     full_model nvfp4 memory && full_reference nvfp4 || return
-    full_run memory "1 rank of 24 GiB" 90 1 - --memory-limit 24GiB && capacity memory "1 rank of 24 GiB: capacity" 8199
+    full_run memory "1 rank of 24 GiB" 90 1 - --memory-limit 24GiB && capacity memory "1 rank of 24 GiB: capacity" 8199 &&
+        memory_rows memory "1 rank of 24 GiB" "$work/run_err"
     if need_two memory "2 ranks of 24 and 16 GiB"; then
         full_run memory "2 ranks of 24 and 16 GiB" 90 2 peer --memory-limit 24GiB,16GiB --policy memory &&
-            capacity memory "2 ranks of 24 and 16 GiB: capacity" 272786
+            capacity memory "2 ranks of 24 and 16 GiB: capacity" 272786 &&
+            memory_rows memory "2 ranks of 24 and 16 GiB" "$work/run_err"
     fi
     # An FP8 cache has its own bits: one rank of the whole card is its reference.
     fp8=$work/fp8.h5

@@ -1,5 +1,6 @@
 // Matrices, experts and steps of the CUDA backend against the CPU backend, to the bit, then their times at the sizes of a 35B
 // model. --quick: small shapes and no times; FTMPI_CHECK_SHORT=1: fewer still.
+#include <cmath>
 #include <thread>
 
 #include "../../cuda/backend.hpp"
@@ -79,6 +80,11 @@ void check_experts(Pair& p, const MoeShape& s) {
     const auto whole_act = random_activations(p.random, s.rows * s.top_k, s.width), whole_shared = random_activations(p.random, s.rows, s.shared_width);
     std::vector<float> logits(static_cast<std::size_t>(s.rows * s.experts));
     for (float& l : logits) l = static_cast<float>(static_cast<int>(bits(p.random, 7))) / 16.0f;  // with ties
+    for (std::int64_t e = 0; s.rows > 4 && e < s.experts; ++e) {
+        logits[static_cast<std::size_t>(s.experts + e)] = e % 3 ? -0.0f : 0.0f;
+        logits[static_cast<std::size_t>(2 * s.experts + e)] *= -1e-42f;
+        if (e % 5 == 2) logits[static_cast<std::size_t>(3 * s.experts + e)] = e % 2 ? NAN : -INFINITY;
+    }
     std::vector<float> results[2];
     std::vector<std::int32_t> ids[2];
     for (int side = 0; side < 2; ++side) {
@@ -264,6 +270,15 @@ void check_all(Pair& p) {
     if (!p.quick)
         for (const Format f : kFormats)
             for (const std::int64_t n : {1, 8, 64}) check_project(p, {f}, 8192, 2048, n);
+    if (!p.quick) {  // several units a warp on a large card
+        for (const Format f : kFormats) check_project(p, {f}, 17011, 1024, 1);
+        for (const Format f : kFormats) check_project(p, {f}, 9001, 4096, 1);
+        for (const Format f : {Format::fp8_row, Format::fp8_block}) {
+            check_project(p, {f, Format::bf16}, 7003, 2048, 1);
+            check_project(p, {f, f, Format::bf16, Format::bf16}, 1501, 2048, 1);
+            check_project(p, {Format::bf16, f}, 26003, 1024, 1);
+        }
+    }
 
     for (const auto r : sizes({1, 12}, {1, 5, 40}, {1, 2, 5, 8, 9, 64, 257})) {
         for (const Format f : kFormats) check_experts(p, {f, f, 16, 256, 64, 128, 64, 128, 256, r, 4});
@@ -271,6 +286,9 @@ void check_all(Pair& p) {
         check_experts(p, {Format::fp8_row, Format::nvfp4, 7, 64, 96, 48, 24, 48, 17, r, 3});
         check_experts(p, {Format::bf16, Format::fp8_block, 5, 512, 32, 64, 0, 16, 33, r, 5});
         check_experts(p, {Format::mxfp4, Format::fp8_row, 5, 544, 576, 64, 32, 0, 40, r, 1});
+        if (r < 16)  // whole sets of columns up, one segment down
+            for (const Format f : kFormats) check_experts(p, {f, f, 40, 2048, 512, 512, 8, 12, 72, r, r == 1 ? 8 : 7});
+        if (r < 16) check_experts(p, {Format::nvfp4, Format::nvfp4, 8, 2048, 512, 512, 200, 8, 16, r, 8});
         if (!p.quick && r < 100) check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
     }
     for (const auto r : sizes({3}, {1, 3, 70}, {1, 3, 70}))

@@ -47,19 +47,19 @@ finish_table() {
     [ $failed = 0 ] && [ $passed -gt 0 ]
 }
 
-# memory_rows PHASE CHECK: what the last timed command's ranks took of their GPUs against their plans, within 1% or the 32 MiB that pages
+# memory_rows PHASE CHECK [FILE]: what the last timed command's ranks took of their GPUs against their plans, within 1% or the 32 MiB that pages
 # and the driver's own needs may make of it.
 memory_rows() {
-    local rank planned given
-    if ! grep -q '^memory: rank' "$work/err"; then failed_row "$1" "$2: memory" "nothing says what was taken"; return 1; fi
+    local rank planned given said=${3:-$work/err}
+    if ! grep -q '^memory: rank' "$said"; then failed_row "$1" "$2: memory" "nothing says what was taken"; return 1; fi
     while read -r rank planned given; do
         if holds "($given - $planned)^2 <= 32^2 || ($given - $planned)^2 <= (0.01 * $planned)^2"; then
             passed_row "$1" "$2: memory of rank $rank" "planned $planned MiB, taken $given MiB"
         else
             failed_row "$1" "$2: memory of rank $rank" "planned $planned MiB, taken $given MiB"
-            sed -n '/^Memory in MiB, planned and held/,/^[^0-9r]/p' "$work/err" | sed 's/^/    | /'
+            sed -n '/^Memory in MiB, planned and held/,/^[^0-9r]/p' "$said" | sed 's/^/    | /'
         fi
-    done < <(sed -n 's/^memory: rank \([0-9]*\) planned \([0-9.]*\) MiB, its GPU has given \(-\{0,1\}[0-9.]*\) MiB$/\1 \2 \3/p' "$work/err")
+    done < <(sed -n 's/^memory: rank \([0-9]*\) planned \([0-9.]*\) MiB, its GPU has given \(-\{0,1\}[0-9.]*\) MiB$/\1 \2 \3/p' "$said")
 }
 
 # ranks N COMMAND...: the words that start it on N ranks, for timed.

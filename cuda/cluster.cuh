@@ -1,0 +1,109 @@
+// Blocks of a cluster that write into one another's shared memory. For compute capability 9.0 and later: kernels that call this
+// are not launched on older cards, and compiled for one they stop there.
+#pragma once
+
+#include "device_code.hpp"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define FTMPI_HAS_CLUSTERS 1
+#else
+#define FTMPI_HAS_CLUSTERS 0
+#endif
+
+namespace ftmpi::cuda {
+
+/// Counts the bytes that other blocks send into this one's shared memory, phase by phase; a phase ends when the bytes expected
+/// in it have come. Lies in shared memory.
+struct Arrivals {
+    std::uint64_t state;
+
+    /// By one thread, before the cluster's blocks first meet.
+    __device__ __forceinline__ void begin() {
+#if FTMPI_HAS_CLUSTERS
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address()) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    }
+    /// By one thread, once a phase and not before the last one has ended. The bytes may be there already.
+    __device__ __forceinline__ void expect(unsigned bytes) {
+#if FTMPI_HAS_CLUSTERS
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+#endif
+    }
+    /// Returns when the phase of this parity has ended; phases count from 0.
+    __device__ __forceinline__ void wait(unsigned parity) {
+#if FTMPI_HAS_CLUSTERS
+        unsigned done = 0;
+        do {
+            asm volatile(
+                "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                : "=r"(done)
+                : "r"(address()), "r"(parity)
+                : "memory");
+        } while (!done);
+#endif
+    }
+    /// Writes two floats to where `place` lies in block `rank` of the cluster, for this object's like there to count.
+    __device__ __forceinline__ void send(unsigned rank, float2* place, float2 v) {
+#if FTMPI_HAS_CLUSTERS
+        asm volatile(
+            "{ .reg .b32 to, count; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 count, %1, %2;\n"
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [count]; }" ::"r"(
+                static_cast<unsigned>(__cvta_generic_to_shared(place))),
+            "r"(address()), "r"(rank), "f"(v.x), "f"(v.y)
+            : "memory");
+#endif
+    }
+
+private:
+    __device__ __forceinline__ unsigned address() { return static_cast<unsigned>(__cvta_generic_to_shared(&state)); }
+};
+
+/// All threads of a cluster arrive, and wait for one another; only what comes before cluster_arrive() is seen by the others.
+__device__ __forceinline__ void cluster_arrive_unordered() {
+#if FTMPI_HAS_CLUSTERS
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if FTMPI_HAS_CLUSTERS
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if FTMPI_HAS_CLUSTERS
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// Whether the kernel's code for this device may be launched in clusters.
+template <class... Parameters>
+bool takes_clusters(void (*kernel)(Parameters...)) {
+    int device = 0, clusters = 0;
+    FTMPI_CUDA(cudaGetDevice(&device));
+    FTMPI_CUDA(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
+    return clusters != 0 && can_start_early(reinterpret_cast<const void*>(kernel));
+}
+
+/// As launch_when(), in clusters of `blocks` neighbours in x, at most 8.
+template <class... Parameters, class... Arguments>
+void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned blocks, dim3 grid, dim3 block,
+                     std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = blocks;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = whole_pieces(shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = early ? 2 : 1;
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
+}
+
+}  // namespace ftmpi::cuda
