@@ -47,11 +47,10 @@ bool is_open_mpi_launcher(const Text& identity) noexcept {
 }
 
 [[noreturn]] void watch(pid_t launcher, const char* stat_file, const Text& identity, int seconds) noexcept {
-    // Out of the rank's process group, which the launcher kills, and without its streams, whose end the launcher waits for.
-    ::setsid();
+    // Without the rank's streams, whose end the launcher waits for.
     const long most = ::sysconf(_SC_OPEN_MAX);
     for (int fd = 0; fd < (most > 0 && most < 65536 ? most : 65536); ++fd) ::close(fd);
-    std::signal(SIGTERM, SIG_IGN);
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP}) std::signal(signal, SIG_IGN);
     for (int turn = 0; turn < 5 * seconds; ++turn) {
         const timespec pause{0, 200000000};
         ::nanosleep(&pause, nullptr);
@@ -69,7 +68,10 @@ void end_launcher_after(int seconds) noexcept {
     std::snprintf(stat_file, sizeof stat_file, "/proc/%ld/stat", static_cast<long>(launcher));
     const Text identity = identity_of(stat_file);
     if (!is_open_mpi_launcher(identity)) return;
-    if (::fork() == 0) watch(launcher, stat_file, identity, seconds);
+    const pid_t watcher = ::fork();
+    if (watcher == 0) watch(launcher, stat_file, identity, seconds);
+    // Out of this rank's process group, which the launcher kills: done here, as that may be before the watcher has run at all.
+    if (watcher > 0) ::setpgid(watcher, watcher);
 }
 
 }  // namespace ftmpi::mpi
