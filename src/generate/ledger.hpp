@@ -1,4 +1,5 @@
-// Hashes and keeps logits on a thread of its own, behind the decode loop.
+// Hashes and keeps logits on threads of its own, behind the decode loop: SHA-256 of a megabyte takes about as long as a fast GPU's
+// step, and each row goes into two of them.
 #pragma once
 
 #include <condition_variable>
@@ -33,16 +34,16 @@ public:
             buffers_.emplace_back(backend, vocabulary, "logits in host memory");
             free_.push_back(i);
         }
-        thread_ = std::thread([this] { work(); });
-    }
-    ~LogitsWorker() {
-        {
-            const std::lock_guard lock(mutex_);
-            end_ = true;
+        users_.resize(steps);
+        try {
+            threads_.emplace_back([this] { work(Part::step); });
+            if (hash) threads_.emplace_back([this] { work(Part::request); });
+        } catch (...) {  // no thread is left to be had
+            stop();
+            throw;
         }
-        changed_.notify_all();
-        thread_.join();
     }
+    ~LogitsWorker() { stop(); }
     LogitsWorker(const LogitsWorker&) = delete;
 
     /// A row of logits on its way to host memory.
@@ -65,7 +66,8 @@ public:
     void push(const Copy& copy, LogitsAccount& account, std::span<const std::uint8_t> masked) {
         const std::lock_guard lock(mutex_);
         rethrow();
-        jobs_.push_back({&account, copy, masked});
+        users_[copy.buffer] = threads_.size();
+        for (std::size_t part = 0; part < threads_.size(); ++part) jobs_[part].push_back({&account, copy, masked});
         changed_.notify_all();
     }
     void drop(const Copy& copy) {
@@ -77,7 +79,7 @@ public:
     /// Returns when all steps pushed so far are accounted for.
     void drain() {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return (jobs_.empty() && !busy_) || failure_; });
+        changed_.wait(lock, [&] { return (jobs_[0].empty() && jobs_[1].empty() && busy_ == 0) || failure_; });
         rethrow();
     }
 
@@ -92,39 +94,52 @@ private:
         if (failure_) std::rethrow_exception(failure_);
     }
 
-    void work() {
+    /// What a thread does with every row: what is of the step alone, or the running hash of the request.
+    enum class Part { step, request };
+
+    void stop() {
+        {
+            const std::lock_guard lock(mutex_);
+            end_ = true;
+        }
+        changed_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    void work(Part part) {
+        auto& jobs = jobs_[static_cast<std::size_t>(part)];
         std::unique_lock lock(mutex_);
         for (;;) {
-            changed_.wait(lock, [&] { return !jobs_.empty() || end_; });
-            if (jobs_.empty()) return;
-            const Job job = jobs_.front();
-            jobs_.pop_front();
-            busy_ = true;
+            changed_.wait(lock, [&] { return !jobs.empty() || end_; });
+            if (jobs.empty()) return;
+            const Job job = jobs.front();
+            jobs.pop_front();
+            ++busy_;
             lock.unlock();
+            std::exception_ptr failure;
             try {
-                account(job);
+                backend_.await_copy(job.copy.ticket);
+                const std::span<const float> logits = buffers_[job.copy.buffer].span();
+                // Little-endian hosts only, checked at start.
+                if (part == Part::request) job.account->all.update(logits.data(), logits.size_bytes());
+                else account(job, logits);
             } catch (...) {
-                lock.lock();
-                failure_ = std::current_exception();
-                lock.unlock();
+                failure = std::current_exception();
             }
             lock.lock();
-            free_.push_back(job.copy.buffer);
-            busy_ = false;
+            if (failure && !failure_) failure_ = failure;
+            if (--users_[job.copy.buffer] == 0) free_.push_back(job.copy.buffer);
+            --busy_;
             changed_.notify_all();
         }
     }
 
-    void account(const Job& job) {
-        backend_.await_copy(job.copy.ticket);
-        const std::span<const float> logits = buffers_[job.copy.buffer].span();
+    void account(const Job& job, std::span<const float> logits) {
         if (hash_) {
-            static_assert(sizeof(float) == 4);
             Digest step;
-            step.update(logits.data(), logits.size() * 4);  // little-endian hosts only, checked at start
+            step.update(logits.data(), logits.size_bytes());
             const Sha256 value = step.value();
             job.account->step_sha256.append(reinterpret_cast<const char*>(value.data()), value.size());
-            job.account->all.update(logits.data(), logits.size() * 4);
         }
         float first = -std::numeric_limits<float>::infinity(), second = first;
         for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -141,14 +156,16 @@ private:
     }
 
     Backend& backend_;
-    bool hash_, keep_, end_ = false, busy_ = false;
+    bool hash_, keep_, end_ = false;
+    int busy_ = 0;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<HostArray<float>> buffers_;
     std::vector<std::size_t> free_;
-    std::deque<Job> jobs_;
+    std::vector<std::size_t> users_;  ///< of each buffer: threads that have not been through it
+    std::deque<Job> jobs_[2];         ///< of each part
     std::exception_ptr failure_;
-    std::thread thread_;
+    std::vector<std::thread> threads_;
 };
 
 }  // namespace ftmpi
