@@ -186,7 +186,6 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
         TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", bad}), "--hardware");
     for (const char* bad : {"0,0", "3,,1", "3,1,", "a,b", "-1,2", "nan,1"})
         TEST_HOLDS(usage_run({"--shares", bad}), "--shares");
-    TEST_HOLDS(usage_run({"--gpus", "GPU-a,GPU-a"}), "twice");
     TEST_HOLDS(usage_run({"--kv", "fp16"}), "must be one of bf16, fp8, fp32");
     TEST_HOLDS(usage_run({"--hash", "yes"}), "on, off");
     TEST_HOLDS(usage_run({"--chat=yes"}), "on, off");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "values.hpp"
@@ -108,15 +107,7 @@ Binding shares() {
 
 Binding gpus() {
     auto same = [](const std::string& s) { return s; };
-    auto binding = list(&Options::gpus, ",", same, same);
-    binding.set = [set = binding.set](Options& o, const std::string& text) {
-        set(o, text);
-        std::set<std::string> seen;
-        for (const auto& gpu : o.gpus)
-            if (!seen.insert(gpu).second)
-                throw Refused{"names " + values::in_quotes(gpu) + " twice", "each rank needs a GPU of its own"};
-    };
-    return binding;
+    return list(&Options::gpus, ",", same, same);  // a GPU named twice is shared
 }
 
 Binding prompts() {

@@ -116,6 +116,14 @@ RankFacts Engine::facts() const {
     return f;
 }
 
+std::int64_t Engine::ranks_on_device_of(std::size_t rank) const {
+    const RankFacts& one = ranks_[rank];
+    if (one.device.backend == "cpu") return 1;
+    return std::count_if(ranks_.begin(), ranks_.end(), [&](const RankFacts& other) {
+        return other.host == one.host && other.device.uuid == one.device.uuid;
+    });
+}
+
 ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_t tokens) const {
     std::vector<RankMemory> memory;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -143,6 +151,10 @@ void Engine::plan(std::int64_t tokens) {
     RankFacts mine;
     session_.agree("plan", [&] { mine = facts(); });
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
+    // Ranks that share a GPU all see the whole of its free memory.
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+        if (const std::int64_t ranks = ranks_on_device_of(r); ranks > 1)
+            ranks_[r].available = std::min(ranks_[r].available, ranks_[r].device.free_bytes / static_cast<std::uint64_t>(ranks));
     // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it.
     std::vector<BesideArrays> beside(ranks_.size());
     session_.agree("plan", [&] { plan_ = plan_with(beside, tokens); }, true);
@@ -237,7 +249,8 @@ void Engine::measure_held() {
     // All that no one else accounts for is working memory, so that nothing held is left out.
     const std::uint64_t held = backend.held_bytes();
     mine.workspace = held > mine.arrays() ? held - mine.arrays() : 0;
-    if (now.backend == "cuda" && before.device.free_bytes > now.free_bytes + held)
+    const bool alone = ranks_on_device_of(static_cast<std::size_t>(session_.rank())) == 1;  // else others take of the same memory
+    if (now.backend == "cuda" && alone && before.device.free_bytes > now.free_bytes + held)
         mine.driver = before.device.free_bytes - now.free_bytes - held;
     std::string text = std::to_string(now.free_bytes);
     for (const auto& group : kByteGroups) text += " " + std::to_string(mine.*group.bytes);

@@ -66,6 +66,7 @@ public:
 
 private:
     RankFacts facts() const;
+    std::int64_t ranks_on_device_of(std::size_t rank) const;  ///< that one among them
     struct BesideArrays {  ///< of one rank, bytes
         std::uint64_t scratch = 0, driver = 0;
     };

@@ -38,7 +38,6 @@ if [ -z "$wanted" ]; then [ "$kind" = small ] && wanted=$order || usage; fi
 for one in $wanted; do case " $order " in *" $one "*) ;; *) echo "run.sh: unknown phase or step: $one" >&2; usage ;; esac; done
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-only_gpu=$(nvidia-smi -L 2>/dev/null | sed -n 's/.*UUID: \(GPU-[^)]*\)).*/\1/p' | head -n 1)  # of a machine with one
 if [ "$gpus" = 0 ]; then
     echo "skipped: no GPU here (nvidia-smi -L lists none)"
     exit 77

@@ -53,13 +53,7 @@ small_hashes() {
         small_run "$model" hashes "$model: CPU, 2 ranks" 2 - --backend cpu --shares 3,1
         small_run "$model" hashes "$model: GPU, 1 rank" 1 - --backend cuda
         if [ "$gpus" -lt 2 ]; then
-            for transport in pinned mpi; do
-                for shares in 1,1 3,1; do
-                    small_run "$model" hashes "$model: 2 ranks share the GPU, $transport, shares $shares" 2 $transport --backend cuda \
-                        --gpus "$only_gpu,$only_gpu" --shares $shares
-                done
-            done
-            left_out_row hashes "$model: GPU, 2 ranks, peer and nccl" "one GPU here"
+            left_out_row hashes "$model: GPU, 2 ranks, all transports" "one GPU here"
             continue
         fi
         for transport in peer pinned nccl mpi; do
