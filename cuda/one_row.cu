@@ -1,12 +1,12 @@
 // Matrices times one input row of whole sets of chunks: a step of decoding at the sizes of real models.
 //
-// At such sizes project_few spends most of its instructions on finding its way: 6.7 for each FP8 weight, where the products and
-// the decoding take 2.5 (H200: 5.3 us of issue slots for 8192 + 4096 rows of 2048, which are read in 5.6 us). Here addresses
-// and bounds are known to the compiler, and a set's registers are loaded again with the next rows' as soon as it has been used,
-// so that eight loads a lane are always under way. Predicted for those rows: 3.2 instructions a weight, and with the start of a
-// kernel and the norm 7 us. Measured: 9.3 us after 10.5; NVFP4 248320 x 2048 71 us after 93 (87% of the read rate). What is
-// left above the read in small matrices is the way from the kernel's start to the first products, the norm included: about 4 us
-// that nothing hides.
+// At such sizes project_few spends most of its instructions on finding its way: 6.7 for each FP8 weight, where the products and the
+// decoding take 2.5 (H200: 5.3 us of issue slots for 8192 + 4096 rows of 2048, which are read in 5.6 us). Here addresses and
+// bounds are known to the compiler, and a set's registers are loaded again with the next rows' as soon as it has been used, so
+// that eight loads a lane are always under way. A warp's first rows, and every row's multiplier, are asked for before the input is
+// there, in part before the kernel before has ended. In a step on an H200 those rows take 8 us from the end of the kernel before
+// to their own, and NVFP4 248320 x 2048 takes 76 us with its start (84% of the read rate). A second unit waiting in shared memory
+// was slower: its copies and the waiting for them cost more than the earlier request gained.
 #include <algorithm>
 
 #include "few_rows.cuh"
