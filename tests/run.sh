@@ -18,7 +18,7 @@ if [ -n "${FTMPI_SANITIZE:-}" ]; then
     build=build-sanitize
     except=(-E '^fuzz$')  # has sanitizers of its own
     export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-    cmake -S . -B $build -G Ninja -DFTMPI_CUDA=OFF "-DFTMPI_SANITIZE=$FTMPI_SANITIZE" -DCMAKE_CXX_FLAGS_RELEASE="-O1 -g1"
+    cmake -S . -B $build -G Ninja -DFTMPI_CUDA=OFF "-DFTMPI_SANITIZE=$FTMPI_SANITIZE"
     cmake --build $build --parallel "$(nproc)"
 else
     jobs/build.sh -DFTMPI_TESTS=ON
