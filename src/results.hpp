@@ -72,6 +72,8 @@ public:
     const std::string& warning() const;
     /// Indices already finished by the run that is resumed.
     const std::vector<std::int64_t>& finished() const;
+    /// How many of them ended with an error.
+    std::int64_t failed_before() const;
     /// Appends to PATH.journal: length, checksum, record; flushed to disk before it returns. On failure (a full disk, say)
     /// the journal is cut back to its last whole record and Error(failure) is thrown; appending may be tried again.
     void append(const RequestRecord& request);

@@ -168,19 +168,21 @@ Exit run_command(const Options& options, mpi::Session& session) {
                                                : options.overwrite ? ResultFile::Existing::overwrite
                                                                    : ResultFile::Existing::refuse);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+        finished_text = std::to_string(results->failed_before()) + "\n";
         for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
     });
     std::vector<bool> done(requests.size(), false);
+    std::int64_t failed = 0;  // of the whole run, earlier sessions too: the exit code is about the result
     {
         const std::string text = session.broadcast(finished_text, "finished requests");
-        std::size_t at = 0, count = 0;
+        std::size_t at = text.find('\n') + 1, count = 0;
+        failed = std::stoll(text.substr(0, at));
         for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++count)
             done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
         screen.resumed(count);
     }
     // What is refused ends before any work, so that nobody waits hours for it.
     Tally tally;
-    std::int64_t failed = 0;
     std::vector<Request> open;
     session.agree("results", [&] {
         for (const Request& r : requests) {

@@ -105,6 +105,7 @@ lost() {
     # Open MPI's launcher is given five seconds to end by itself.
     if [ $took -ge 2000 ] && [ $took -lt $((deadline * 1000 + 5000 + 6000)) ]; then ok; else bad "the job ended after $took ms: $*"; fi
     same "$(grep -c '^ftmpi: error' err)" 1 "messages: $*"
+    [ "$(grep -c '^ftmpi: error' err)" = 1 ] || cat err
     grep -qE "^ftmpi: error on rank 0 \(hosta\): '[a-z ]+' was not finished within $deadline s: waited for rank 1 \(hostb\)" err && ok ||
         { bad "the collective and the host are not named: $*"; tail -n 12 err; }
 }

@@ -134,6 +134,11 @@ expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --
 says "resumed: "
 expect_code 0 "$ftmpi" verify five.h5 killed.h5
 expect_code 3 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume --max-tokens 3
+# A request that failed in an earlier session counts in the exit code of the one that ends the run.
+printf '{"ids":[%s]}\n{"prompt":"The capital of France is"}\n' "$(ids 33)" >failed.jsonl
+expect_code 9 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5
+expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5 --resume
+says "2 of 2 requests are finished already"
 
 # --- the README shows the options as --help prints them ---------------------------------------------------------
 "$ftmpi" --help >help.txt

@@ -59,6 +59,7 @@ void refuse_other_than_result(const fs::path& target) {
 struct JournalIndex {
     std::optional<JournalRun> first, last;
     std::set<std::int64_t> indices;
+    std::int64_t failed = 0;  ///< of these
     JournalEnd end;
 };
 
@@ -69,7 +70,9 @@ JournalIndex index_journal(Journal& journal) {
             if (!found.first) found.first = run;
             found.last = std::move(run);
         },
-        [&](RequestRecord&& request) { found.indices.insert(request.index); });
+        [&](RequestRecord&& request) {
+            if (found.indices.insert(request.index).second && !request.error.empty()) ++found.failed;
+        });
     return found;
 }
 
@@ -135,6 +138,7 @@ struct ResultFile::State {
     JournalRun run;
     std::set<std::int64_t> indices;
     std::vector<std::int64_t> finished;
+    std::int64_t failed_before = 0;
     std::string warning;
     bool may_replace = false, may_replace_part = false, done = false;
 };
@@ -209,6 +213,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
         run.journal_id = found.first->journal_id;
         run.keeps_file = found.first->keeps_file;
         indices = std::move(found.indices);
+        failed_before = found.failed;
         journal.append(encode(run));
     } else {
         run.keeps_file = file.has_value();
@@ -220,6 +225,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
         const RequestRecord request = file->request(index, true);
         journal.append_unflushed(encode(request, request.session));
         indices.insert(index);
+        if (!request.error.empty()) ++failed_before;
     }
     journal.flush();
 }
@@ -231,6 +237,7 @@ ResultFile::~ResultFile() = default;
 const fs::path& ResultFile::path() const { return state_->given; }
 const std::string& ResultFile::warning() const { return state_->warning; }
 const std::vector<std::int64_t>& ResultFile::finished() const { return state_->finished; }
+std::int64_t ResultFile::failed_before() const { return state_->failed_before; }
 
 void ResultFile::append(const RequestRecord& request) {
     check_shapes(request);
