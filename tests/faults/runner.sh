@@ -63,7 +63,8 @@ kept() {
     total=$(grep -c . prompts.txt)
     if [ -e f.h5.journal ]; then "$ftmpi" recover f.h5 >recovered 2>&1 || rm -f f.h5.journal; fi
     [ -e f.h5 ] || { printf '0 of %s' "$total"; return; }
-    "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume --timeout 60 "${options[@]}" >resumed 2>&1 || { printf 'UNUSABLE'; return; }
+    "$ftmpi" --model "$model" --prompts prompts.txt --output f.h5 --resume --timeout 60 "${options[@]}" >resumed 2>&1
+    case $? in 0 | 9) ;; *) printf 'UNUSABLE'; return ;; esac  # 9: one of them had failed
     finished=$(grep -oE '^resumed: [0-9]+' resumed | grep -oE '[0-9]+')
     "$ftmpi" verify "$1" f.h5 >verified 2>&1 || { printf 'DIFFERENT'; return; }
     printf '%s of %s' "${finished:-0}" "$total"
