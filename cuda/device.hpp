@@ -27,4 +27,8 @@ struct GpuFacts {
 /// Throws Error(Exit::failure) when there is no such device.
 GpuFacts gpu_facts(int device);
 
+/// True when the kernel was compiled for cards that let a kernel start before the one before has ended, and the card is one: code that
+/// was compiled for older ones does not wait.
+bool can_start_early(const void* kernel);
+
 }  // namespace ftmpi::cuda

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../src/numerics.hpp"
+#include "device.hpp"
 #include "handles.hpp"
 
 namespace ftmpi::cuda {
@@ -14,10 +15,6 @@ namespace ftmpi::cuda {
 /// Dynamic shared memory is asked for in whole pieces of 16 bytes: ptxas joins scalar loads that may turn out not to be wanted, as
 /// in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and that must not go beyond what the block has.
 constexpr std::size_t whole_pieces(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
-
-/// True when the kernel was compiled for cards that let a kernel start before the one before has ended, and the card is one: code that
-/// was compiled for older ones does not wait.
-bool can_start_early(const void* kernel);
 
 /// launch() or launch_early().
 template <class... Parameters, class... Arguments>

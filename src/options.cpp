@@ -30,9 +30,11 @@ const CommandRow& row_of(Command command) {
     return *std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.command == command; });
 }
 
+/// Those that do something, for suggestions.
 std::vector<std::string> command_names() {
     std::vector<std::string> names;
-    for (const auto& row : command_table()) names.push_back(row.name);
+    for (const auto& row : command_table())
+        if (row.bit != 0) names.push_back(row.name);
     return names;
 }
 
