@@ -18,6 +18,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 constexpr int head_tag = 1;
 constexpr int rest_tag = 2;
+constexpr int end_tag = 3;
 
 }  // namespace
 
@@ -239,6 +240,25 @@ void Exchange::run(std::string_view name) {
     bool more = mine.bytes > head_payload;
     for (int peer = 0; peer < size_; ++peer) more |= peer != rank_ && incoming(peer).size() > head_payload;
     if (more) transfer_rest(name);
+}
+
+void Exchange::tell_end() noexcept {
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        // Empty messages leave at once, and no one asks for them again.
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (MPI_Isend(nullptr, 0, MPI_BYTE, peer, end_tag, comm_, &request) == MPI_SUCCESS && request != MPI_REQUEST_NULL)
+            MPI_Request_free(&request);
+    }
+}
+
+bool Exchange::hears_end(double seconds) noexcept {
+    for (const auto start = Clock::now();;) {
+        int here = 0;
+        if (MPI_Iprobe(MPI_ANY_SOURCE, end_tag, comm_, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && here) return true;
+        if (seconds_since(start) >= seconds) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 }  // namespace ftmpi::mpi

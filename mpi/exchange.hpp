@@ -66,6 +66,11 @@ public:
     /// Ranks that had not sent their block when the last run() failed at its deadline.
     const std::vector<int>& missing() const { return missing_; }
 
+    /// Tells the other ranks that this one has said why the job ends. Does not wait; the exchange may be broken.
+    void tell_end() noexcept;
+    /// True as soon as another rank's tell_end() is here, false when none came in `seconds`. The exchange may be broken.
+    bool hears_end(double seconds) noexcept;
+
     /// Name of the exchange that leaving ranks run.
     static constexpr std::string_view leaving = "leave";
 

@@ -123,7 +123,7 @@ Session::~Session() {
     State& s = *state_;
     if (s.finished || !s.exchange) return;
     if (std::uncaught_exceptions() > s.exceptions && !s.agreed) end_job({}, Exit::failure);
-    if (!finish(Exit::ok)) end_job({}, Exit::rank_failed);
+    if (std::string message; !finish(Exit::ok, message)) end_job(message, Exit::rank_failed);
 }
 
 int Session::rank() const { return state_->rank; }
@@ -173,6 +173,13 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     }
     const auto message = message_of(phase, reports, s.exchange->hosts());
     if (message.empty()) return;
+    // To have all reports is not to be heard: the others may have given this rank up while it was stopped, and have said so.
+    s.exchange->set_timeout(std::min(s.exchange->timeout(), finish_seconds));
+    try {
+        all_gather({}, "all reports");
+    } catch (const Error&) {
+        end_job(message, code_of(reports));
+    }
     if (s.rank == 0) {
         flush_output();
         say(message);
@@ -221,8 +228,8 @@ std::unique_ptr<Communicator> Session::host_communicator(Backend& backend) {
 
 Exchange& Session::exchange() { return *state_->exchange; }
 
-/// True when all ranks came to their end and MPI is finalised.
-bool Session::finish(Exit code) {
+/// True when all ranks came to their end and MPI is finalised. Else `message` is what there is to say of it, if anything.
+bool Session::finish(Exit code, std::string& message) {
     State& s = *state_;
     // Ends that are no fault may wait for a rank that still writes; after a fault all ranks are on their way out.
     const bool orderly =
@@ -230,12 +237,16 @@ bool Session::finish(Exit code) {
     if (s.exchange->broken()) return false;
     if (!orderly) s.exchange->set_timeout(std::min(s.exchange->timeout(), finish_seconds));
     try {
+        if (!s.agreed) fault_point(s.rank, "end");
         s.exchange->outgoing(0);
         s.exchange->run(Exchange::leaving);
     } catch (const Error& error) {
-        if (orderly && error.code() == Exit::timed_out)
-            say("ftmpi: error at the end: " + name_ranks(s.exchange->missing(), s.exchange->hosts()) +
-                " did not come to the end of the run\n");
+        if (orderly)
+            message = "ftmpi: error at the end: " +
+                      (error.code() == Exit::timed_out
+                           ? name_ranks(s.exchange->missing(), s.exchange->hosts()) + " did not come to the end of the run"
+                           : std::string(error.what())) +
+                      "\n";
         return false;
     }
     const Watchdog watchdog(finish_seconds, {}, static_cast<int>(code));
@@ -244,25 +255,29 @@ bool Session::finish(Exit code) {
     return s.finished;
 }
 
-void Session::end_job(const std::string& message, Exit code) {
+void Session::end_job(const std::string& message, Exit code, bool shared) {
     State& s = *state_;
     flush_output();
     // The launcher ends ranks by SIGTERM; from here on that must work at once.
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
-    if (s.exchange->broken()) {
-        // All ranks have this error. The lowest that is alive prints and ends the job, the others only if it does not.
-        const auto& gone = s.exchange->missing();
-        for (int lower = 0; lower < s.rank; ++lower) {
-            if (std::find(gone.begin(), gone.end(), lower) != gone.end()) continue;
-            std::this_thread::sleep_for(std::chrono::duration<double>(abort_seconds));
-            break;
-        }
-    }
-    if (!message.empty()) say(message);
+    // Of ranks with the same error the lowest that is alive prints and ends the job, the others only if it does not. One that was stopped
+    // until the others gave it up is the lowest to itself alone, so that all look.
     const auto& missing = s.exchange->missing();
+    bool said = false;
+    if (shared || s.exchange->broken()) {
+        bool lower = false;
+        for (int rank = 0; rank < s.rank; ++rank) lower |= std::find(missing.begin(), missing.end(), rank) == missing.end();
+        said = s.exchange->hears_end(lower ? abort_seconds : 0);
+    }
+    if (!said && !message.empty()) {
+        say(message);
+        s.exchange->tell_end();
+    }
     const auto is_far = [&](int rank) { return s.exchange->hosts()[static_cast<std::size_t>(rank)] != s.host; };
     if (s.exchange->broken() && std::any_of(missing.begin(), missing.end(), is_far)) end_launcher_after(launcher_seconds);
+    // However slow the launcher is to end this process: that is left to it.
+    if (said) std::this_thread::sleep_for(std::chrono::seconds(launcher_seconds));
     const Watchdog watchdog(abort_seconds, {}, static_cast<int>(code));
     if (s.size == 1)
         MPI_Finalize();
@@ -275,15 +290,13 @@ void Session::abort(const Error& error) {
     std::string message =
         "ftmpi: error on " + name_ranks({state_->rank}, state_->exchange->hosts()) + ": " + error.what() + "\n";
     if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
-    // What is wrong with a file is wrong for all ranks that read it: rank 0 speaks, the others only if it does not.
-    if (error.code() == Exit::bad_input && state_->rank > 0)
-        std::this_thread::sleep_for(std::chrono::duration<double>(abort_seconds));
-    end_job(message, error.code());
+    // What is wrong with a file is wrong for all ranks that read it.
+    end_job(message, error.code(), error.code() == Exit::bad_input);
 }
 
 void Session::leave(Exit code) {
     flush_output();
-    if (!finish(code)) end_job({}, code == Exit::ok ? Exit::rank_failed : code);
+    if (std::string message; !finish(code, message)) end_job(message, code == Exit::ok ? Exit::rank_failed : code);
     _exit(static_cast<int>(code));
 }
 

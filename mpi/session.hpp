@@ -76,8 +76,9 @@ public:
     bool cuda_aware() const;      ///< what the library says at run time
 
 private:
-    bool finish(Exit code);
-    [[noreturn]] void end_job(const std::string& message, Exit code);
+    bool finish(Exit code, std::string& message);
+    /// `shared`: all ranks have this error, as when the exchange is broken.
+    [[noreturn]] void end_job(const std::string& message, Exit code, bool shared = false);
 
     struct State;
     std::unique_ptr<State> state_;

@@ -101,16 +101,58 @@ FTMPI_FAULT=0:load:stop fails 6 1 ranks 2 "$probe" phases 2
 says "error in load: rank 0 ("
 FTMPI_FAULT=1:decode#9:stop fails 6 1 ranks 2 "$probe" phases 2
 says "'heads' was not finished within 2 s: waited for rank 1 ("
+FTMPI_FAULT=1:end:stop fails some 1 ranks 3 "$probe" phases 2
+says "error at the end: rank 1 ("
+# begin N ARGS...: starts the probe in the background and waits until one rank of it has stopped, whose process is `stopped`.
+begin() {
+    rm -f out
+    # The launcher itself and not the wrappers gets the signals, so it is started without them.
+    eval "$("$mpirun" --print -np "$1" "$probe" "${@:2}") >out 2>err </dev/null &"
+    launcher=$!
+    for ((i = 0; i < 100; i++)); do
+        stopped=$(ps -o stat=,pid=,args= -A | awk -v probe="$probe" '$1 ~ /^T/ && $3 == probe {print $2}')
+        [ -z "$stopped" ] || return
+        sleep 0.1
+    done
+    bad "no rank stopped"
+}
+# ended WHAT: the job that begin() started fails with one message, and nobody stays.
+ended() {
+    wait "$launcher"
+    if [ $? != 0 ]; then ok; else bad "exit code 0 after $1"; fi
+    what=$1
+    same "$(grep -c '^ftmpi: error' err)" 1 "messages after $what"
+    [ "$(grep -c '^ftmpi: error' err)" = 1 ] || cat err
+    none_left 10
+}
+# A rank that was asked to end while it was stopped: the launcher wakes it before it kills it. It has nothing to add.
+for rank in 0 1; do
+    export FTMPI_FAULT=$rank:load:stop
+    unset OMPI_MCA_odls_base_sigkill_timeout
+    begin 2 phases 2
+    kill -TERM "$stopped"
+    ended "SIGTERM to the stopped rank $rank"
+    says "error in load: rank $rank ("
+    export OMPI_MCA_odls_base_sigkill_timeout=0
+done
+# A launcher that is slow to end the ranks: each would speak if it did not learn that the first of them has.
+export FTMPI_FAULT=1:decode#9:stop
+begin 4 phases 2
+unset FTMPI_FAULT
+kill -STOP "$launcher"
+sleep 6
+kill -CONT "$launcher"
+ended "a slow launcher"
+says "error on rank 0 ("
 
 # Signals. USR1 to the launcher is passed on: the step is finished, the code is that of an interrupted run.
 # start N: starts the endless loop and waits until every rank says that it runs.
 start() {
     rm -f out  # what the last loop said is not this one's start
-    # The launcher itself and not the wrappers gets the signals, so it is started without them.
     eval "$("$mpirun" --print -np "$1" "$probe" stop 20) >out 2>err </dev/null &"
     launcher=$!
     for ((i = 0; i < 100; i++)); do
-        [ "$(grep -c '^rank' out)" = "$1" ] && return
+        [ "$(grep -c '^rank' out 2>/dev/null)" = "$1" ] && return
         sleep 0.1
     done
     bad "the loop did not start"
