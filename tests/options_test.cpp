@@ -203,6 +203,7 @@ BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
     TEST_HOLDS(usage_run({"--chat", "--chat"}), "--chat is given twice");
     TEST_HOLDS(usage_run({"--hardware", "24GiB@1"}), "--hardware does not belong to `run` | it belongs to: plan");
     TEST_HOLDS(usage({"plan", "--model", "m", "--prompt", "x"}), "--prompt does not belong to `plan`");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--gpus", "GPU-a"}), "--gpus does not belong to `plan` | it belongs to: run, bench");
     TEST_HOLDS(usage({"bench", "--model", "m", "--resume"}), "--resume");
     TEST_HOLDS(usage({"verify", "a", "b", "--model", "m"}), "--model");
     for (const char* name : {"--model", "--prompt", "--output", "--job", "--shares"}) {

@@ -199,7 +199,7 @@ std::vector<OptionRow> build_table() {
         "how the cut is chosen: largest context, least time a token, or equal parts",
         choice<Policy>(&Options::policy, {{"memory", Policy::memory}, {"speed", Policy::speed}, {"even", Policy::even}}));
     add("shares", "A,B,...", in_planning, "cut by these shares, one a rank (3,1 or 3:1); in place of --policy", shares());
-    add("gpus", "UUID,...", in_planning | per_rank, "GPUs by UUID or a prefix of it, one a rank", gpus());
+    add("gpus", "UUID,...", in_generation | per_rank, "GPUs by UUID or a prefix of it, one a rank", gpus());
     add("memory-limit", "SIZE,...", in_planning,
         "memory to use, the whole card counted; one for all ranks or one a rank (24GiB,16GiB)",
         list(&Options::memory_limit, ",", memory, bytes_text));
@@ -209,7 +209,7 @@ std::vector<OptionRow> build_table() {
         list(&Options::hardware, ",", hardware,
              [](const Hardware& h) { return bytes_text(h.bytes) + "@" + values::text_of(h.gb_per_s); }));
     add("context", "TOKENS", in_planning, "longest prompt plus answer; as much as fits when left out",
-        integer(&Options::context, 1, tokens));
+        integer(&Options::context, 2, tokens));
     add("kv", "bf16|fp8|fp32", in_planning, "storage of keys and values",
         choice<KvType>(&Options::kv, {{"bf16", KvType::bf16}, {"fp8", KvType::fp8}, {"fp32", KvType::fp32}}));
     add("embedding", "host|device", in_planning, "where the embedding table stays; when left out, on GPUs that have room for it",
