@@ -165,18 +165,12 @@ public:
         return matrix;
     }
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override {
-        check_shape(source);
-        if (source.format != Format::bf16 || source.groups != 1)
-            throw Error(Exit::failure, "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
+        check_table(source);
         auto table = std::make_unique<CudaTable>();
         table->rows = source.rows;
         table->cols = source.cols;
         if (on_host) {
-            std::int64_t first = 0;
-            for (const RowBlock& b : source.blocks) {
-                table->pieces.push_back({first, b.rows, b.codes, b.pitch, std::string(b.name)});
-                first += b.rows;
-            }
+            for (const RowBlock& b : source.blocks) table->stored.add(b.rows, b.codes, b.pitch, b.name);
         } else {
             table->device = std::make_unique<CudaMatrix>(*this, source);
             loader_.load(source, table->device->view());
@@ -205,14 +199,9 @@ public:
         gather.free.wait();
         gather.grow(static_cast<std::size_t>(rows.count() * table->cols) * 2);
         auto* to = static_cast<std::uint16_t*>(gather.memory.data());
-        for (std::int64_t t = 0; t < rows.count(); ++t, to += table->cols) {
-            const auto token = rows.host[static_cast<std::size_t>(t)].token;
-            const CudaTable::Piece& piece = table->piece_of(token);
-            std::memcpy(to, piece.data + static_cast<std::size_t>(token - piece.first) * piece.pitch, static_cast<std::size_t>(table->cols) * 2);
-            for (std::int64_t i = 0; i < table->cols; ++i)
-                if ((to[i] & 0x7f80u) == 0x7f80u)
-                    throw Error(Exit::bad_input, "tensor " + piece.name + ": the weight at row " + std::to_string(token) + ", column " +
-                                                     std::to_string(i) + " is infinite or NaN");
+        for (const Row& row : rows.host) {
+            table->stored.copy_row(row.token, table->cols, to);
+            to += table->cols;
         }
         widen_rows(static_cast<const std::uint16_t*>(gather.memory.data()), rows.count(), table->cols, x, stream_.get());
         gather.free.record(stream_.get());

@@ -121,10 +121,4 @@ const CudaMatrix& cuda_matrix(const Matrix& m) {
     return *p;
 }
 
-const CudaTable::Piece& CudaTable::piece_of(std::int64_t row) const {
-    for (const auto& p : pieces)
-        if (row >= p.first && row < p.first + p.rows) return p;
-    throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
-}
-
 }  // namespace ftmpi::cuda

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../src/backend.hpp"
+#include "../src/stored.hpp"
 #include "handles.hpp"
 
 namespace ftmpi::cuda {
@@ -54,15 +55,8 @@ const CudaMatrix& cuda_matrix(const Matrix& m);
 /// Rows of bf16, on the device or in the mapped file.
 class CudaTable : public Matrix {
 public:
-    struct Piece {
-        std::int64_t first, rows;
-        const std::byte* data;
-        std::size_t pitch;
-        std::string name;
-    };
     std::unique_ptr<CudaMatrix> device;  ///< null when the table stays in the mapped file
-    std::vector<Piece> pieces;          ///< of the mapped file
-    const Piece& piece_of(std::int64_t row) const;
+    StoredRows stored;                   ///< of the mapped file
 };
 
 /// Copies matrices to the device: reader threads fill page-locked buffers, a kernel reads them, checks the values and writes
@@ -81,13 +75,5 @@ private:
     cudaStream_t stream_;
     std::unique_ptr<Parts> parts_;
 };
-
-/// Refuses row counts that do not add up and odd numbers of 4-bit columns.
-void check_shape(const MatrixSource& source);
-/// Reads the block again on the host and throws Error(Exit::bad_input) naming tensor, count and first index of what is not
-/// allowed; returns when all is well.
-void refuse_faults(const MatrixSource& source, const RowBlock& block);
-/// A block scale or row scale as fp32; Error(Exit::bad_input) for a type that is not supported.
-float scale_value(const std::byte* p, DType type, const RowBlock& block);
 
 }  // namespace ftmpi::cuda

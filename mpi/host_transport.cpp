@@ -10,21 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// One rank: nothing to gather.
-class NoTransport : public Communicator {
-public:
-    int rank() const override { return 0; }
-    int size() const override { return 1; }
-    std::string transport() const override { return "none"; }
-    std::string reason() const override { return "one rank"; }
-    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
-        std::copy(mine.begin(), mine.end(), all.begin());
-    }
-    std::vector<Wait> waits() const override { return {}; }
-    void reset_waits() override {}
-};
-
 class HostTransport : public Communicator {
 public:
     HostTransport(Exchange& exchange, int rank, int size, Backend& backend)
@@ -173,7 +158,7 @@ private:
 }  // namespace
 
 std::unique_ptr<Communicator> make_host_transport(Exchange& exchange, int rank, int size, Backend& backend) {
-    if (size == 1) return std::make_unique<NoTransport>();
+    if (size == 1) return std::make_unique<OneRank>();
     return std::make_unique<HostTransport>(exchange, rank, size, backend);
 }
 

@@ -279,51 +279,25 @@ private:
     std::size_t before_;
 };
 
-/// Device memory that releases itself.
-template <class T>
-class DeviceArray {
+/// Memory of a backend that releases itself; not initialised.
+template <class T, auto kAllocate, auto kRelease>
+class BackendArray {
 public:
-    DeviceArray() = default;
-    DeviceArray(Backend& backend, std::int64_t count, std::string_view what)
+    BackendArray() = default;
+    BackendArray(Backend& backend, std::int64_t count, std::string_view what)
         : backend_(&backend), count_(count),
-          data_(static_cast<T*>(backend.allocate(static_cast<std::size_t>(count) * sizeof(T), what))) {}
-    DeviceArray(DeviceArray&& o) noexcept { swap(o); }
-    DeviceArray& operator=(DeviceArray&& o) noexcept { swap(o); return *this; }
-    ~DeviceArray() { if (data_) backend_->release(data_); }
+          data_(static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(count) * sizeof(T), what))) {}
+    BackendArray(BackendArray&& o) noexcept { swap(o); }
+    BackendArray& operator=(BackendArray&& o) noexcept { swap(o); return *this; }
+    ~BackendArray() { if (data_) (backend_->*kRelease)(data_); }
 
     T* data() const { return data_; }
     std::int64_t size() const { return count_; }
     std::size_t bytes() const { return static_cast<std::size_t>(count_) * sizeof(T); }
-
-private:
-    void swap(DeviceArray& o) noexcept {
-        std::swap(backend_, o.backend_);
-        std::swap(count_, o.count_);
-        std::swap(data_, o.data_);
-    }
-    Backend* backend_ = nullptr;
-    std::int64_t count_ = 0;
-    T* data_ = nullptr;
-};
-
-/// Host memory for copies that releases itself; not initialised.
-template <class T>
-class HostArray {
-public:
-    HostArray() = default;
-    HostArray(Backend& backend, std::int64_t count, std::string_view what)
-        : backend_(&backend), count_(count),
-          data_(static_cast<T*>(backend.allocate_host(static_cast<std::size_t>(count) * sizeof(T), what))) {}
-    HostArray(HostArray&& o) noexcept { swap(o); }
-    HostArray& operator=(HostArray&& o) noexcept { swap(o); return *this; }
-    ~HostArray() { if (data_) backend_->release_host(data_); }
-
     std::span<T> span() const { return {data_, static_cast<std::size_t>(count_)}; }
-    T* data() const { return data_; }
-    std::int64_t size() const { return count_; }
 
 private:
-    void swap(HostArray& o) noexcept {
+    void swap(BackendArray& o) noexcept {
         std::swap(backend_, o.backend_);
         std::swap(count_, o.count_);
         std::swap(data_, o.data_);
@@ -332,5 +306,12 @@ private:
     std::int64_t count_ = 0;
     T* data_ = nullptr;
 };
+
+/// Where kernels compute.
+template <class T>
+using DeviceArray = BackendArray<T, &Backend::allocate, &Backend::release>;
+/// Host memory that copies to and from there are fast with.
+template <class T>
+using HostArray = BackendArray<T, &Backend::allocate_host, &Backend::release_host>;
 
 }  // namespace ftmpi

@@ -2,6 +2,7 @@
 // Nothing is ever summed across ranks, so every transport gives the same bits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -44,6 +45,21 @@ public:
     struct Wait { std::string name; double seconds = 0; std::int64_t calls = 0; };
     virtual std::vector<Wait> waits() const = 0;
     virtual void reset_waits() = 0;
+};
+
+/// One rank: nothing to gather.
+class OneRank : public Communicator {
+public:
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    std::string transport() const override { return "none"; }
+    std::string reason() const override { return "one rank"; }
+    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
+    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
+        std::copy(mine.begin(), mine.end(), all.begin());
+    }
+    std::vector<Wait> waits() const override { return {}; }
+    void reset_waits() override {}
 };
 
 }  // namespace ftmpi

@@ -5,40 +5,15 @@
 #include <boost/test/unit_test.hpp>
 
 #include "cpu_backend.hpp"
+#include "cpu_backends.hpp"
 #include "error.hpp"
 #include "reference_steps.hpp"
 
 using namespace ftmpi;
+using namespace ftmpi::testing;
 using reference::Random;
 
 namespace {
-
-struct Named {
-    std::string name;
-    std::unique_ptr<Backend> backend;
-};
-
-std::vector<Named> backends() {
-    std::vector<Named> all;
-    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512})
-        if (supported(simd))
-            for (int threads : {1, 2}) {
-                auto b = make_cpu_backend(threads, simd);
-                std::string name = b->info().capability + ", " + std::to_string(threads) + " threads";
-                all.push_back({std::move(name), std::move(b)});
-            }
-    return all;
-}
-
-void check_equal(const std::vector<float>& got, const std::vector<float>& want, const std::string& where) {
-    BOOST_REQUIRE_EQUAL(got.size(), want.size());
-    for (std::size_t i = 0; i < got.size(); ++i)
-        if (num::bits_of(got[i]) != num::bits_of(want[i])) {
-            BOOST_ERROR(where << ": element " << i << " is " << got[i] << ", not " << want[i]);
-            return;
-        }
-    BOOST_TEST(true);
-}
 
 /// Rows [from, to) of one sequence.
 std::vector<Row> rows_of(std::int32_t slot, std::int64_t from, std::int64_t to) {
@@ -106,7 +81,7 @@ std::vector<float> delta_reference(const DeltaCase& c, const DeltaInputs& in, st
     return out;
 }
 
-void check_delta(const std::vector<Named>& all, DeltaCase& c, std::int64_t tokens, const std::vector<std::int64_t>& cuts) {
+void check_delta(const std::vector<NamedBackend>& all, DeltaCase& c, std::int64_t tokens, const std::vector<std::int64_t>& cuts) {
     const DeltaInputs in(c, tokens, static_cast<std::uint64_t>(tokens));
     std::vector<float> state, conv_state;
     const auto want = delta_reference(c, in, tokens, state, conv_state);
@@ -136,7 +111,7 @@ void check_delta(const std::vector<Named>& all, DeltaCase& c, std::int64_t token
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(delta_net_equals_token_by_token_for_every_cut) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     DeltaCase c(2, 4, 128, 128, 4, 1);
     check_delta(all, c, 130, {1, 7, 64, 130});
     DeltaCase wide(1, 2, 64, 256, 4, 1);  // blocks and their tail
@@ -144,14 +119,14 @@ BOOST_AUTO_TEST_CASE(delta_net_equals_token_by_token_for_every_cut) {
 }
 
 BOOST_AUTO_TEST_CASE(delta_net_of_any_size_and_short_sequences) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     DeltaCase small(2, 4, 16, 16, 4, 1), odd(2, 2, 40, 20, 3, 1), three(1, 3, 10, 6, 2, 1), uneven(2, 3, 16, 16, 4, 1);
     for (DeltaCase* c : {&small, &odd, &three, &uneven})
         for (std::int64_t tokens : {1, 2, 3, 4, 5, 9}) check_delta(all, *c, tokens, {1, 2, 4, tokens});
 }
 
 BOOST_AUTO_TEST_CASE(delta_net_of_several_sequences_is_each_alone) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     constexpr int kSlots = 5;
     DeltaCase c(2, 4, 32, 48, 4, kSlots + 1);
     const std::int64_t lengths[kSlots] = {1, 9, 4, 17, 2};
@@ -206,7 +181,7 @@ BOOST_AUTO_TEST_CASE(delta_net_of_several_sequences_is_each_alone) {
 
 BOOST_AUTO_TEST_CASE(delta_net_gates_at_their_ends) {
     // exp(-exp(A) * softplus(x)): no decay at all, everything forgotten, and softplus far beyond where exp overflows.
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         DeltaCase c(1, 2, 16, 16, 4, 1);
         c.neg_exp_a = {-0.0f, -50.0f};
         c.dt_bias = {0.0f, 60.0f};
@@ -226,7 +201,7 @@ BOOST_AUTO_TEST_CASE(delta_net_gates_at_their_ends) {
 BOOST_AUTO_TEST_CASE(the_convolution_keeps_its_last_raw_inputs) {
     // Inputs 1, 2, 3, ...; after 1, 2, 3, 4, 5 tokens the last three, zeros before the start.
     const float want[5][3] = {{0, 0, 1}, {0, 1, 2}, {1, 2, 3}, {2, 3, 4}, {3, 4, 5}};
-    for (const auto& [name, backend] : backends())
+    for (const auto& [name, backend] : cpu_backends())
         for (bool together : {true, false})
             for (std::int64_t tokens = 1; tokens <= 5; ++tokens) {
                 DeltaCase c(1, 1, 1, 1, 4, 1);
@@ -309,7 +284,7 @@ std::vector<float> attention_reference(const AttentionCase& c, const AttentionIn
     return out;
 }
 
-void check_attention(const std::vector<Named>& all, AttentionCase& c, std::int64_t tokens,
+void check_attention(const std::vector<NamedBackend>& all, AttentionCase& c, std::int64_t tokens,
                      const std::vector<std::int64_t>& cuts) {
     const AttentionInputs in(c, tokens, 3);
     const auto want = attention_reference(c, in, tokens);
@@ -336,7 +311,7 @@ void check_attention(const std::vector<Named>& all, AttentionCase& c, std::int64
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(attention_equals_token_by_token_for_every_cut_and_cache) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     for (KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
         AttentionCase c(4, 2, 0, 0, 2, 32, 8, kv, 620, 1);
         check_attention(all, c, 610, {1, 7, 610});
@@ -344,7 +319,7 @@ BOOST_AUTO_TEST_CASE(attention_equals_token_by_token_for_every_cut_and_cache) {
 }
 
 BOOST_AUTO_TEST_CASE(attention_of_the_real_head_size_and_of_odd_ones) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     for (KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
         AttentionCase real(4, 1, 0, 0, 8, 256, 64, kv, 80, 1), odd(3, 2, 5, 2, 2, 26, 6, kv, 300, 1),
             tiny(2, 2, 2, 2, 1, 3, 2, kv, 40, 1);
@@ -355,7 +330,7 @@ BOOST_AUTO_TEST_CASE(attention_of_the_real_head_size_and_of_odd_ones) {
 }
 
 BOOST_AUTO_TEST_CASE(attention_of_several_sequences_is_each_alone) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     constexpr int kSlots = 5;
     AttentionCase c(4, 2, 0, 0, 2, 32, 8, KvType::bf16, 64, kSlots);
     const std::int64_t lengths[kSlots] = {3, 1, 40, 17, 2}, width = c.out_width();
@@ -385,7 +360,7 @@ BOOST_AUTO_TEST_CASE(attention_of_several_sequences_is_each_alone) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_may_hold_no_heads) {
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         const auto rows = rows_of(0, 0, 2);
         backend->delta_net(DeltaNet{}, {rows, rows.data()}, nullptr, nullptr, nullptr, nullptr, nullptr, 0);
         backend->attention(Attention{}, {rows, rows.data()}, nullptr, nullptr, nullptr, nullptr, 0);

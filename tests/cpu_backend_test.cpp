@@ -6,50 +6,20 @@
 #include <cstdlib>
 #include <functional>
 
+#include "cpu_backends.hpp"
 #include "error.hpp"
 #include "reference_steps.hpp"
 
 using namespace ftmpi;
+using namespace ftmpi::testing;
 using reference::Random;
 using reference::StoredMatrix;
 
 namespace {
 
-struct Named {
-    std::string name;
-    std::unique_ptr<Backend> backend;
-};
-
-/// Every instruction set this machine runs, with 1 and 2 threads.
-std::vector<Named> backends() {
-    std::vector<Named> all;
-    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512})
-        if (supported(simd))
-            for (int threads : {1, 2}) {
-                auto b = make_cpu_backend(threads, simd);
-                std::string name = b->info().capability + ", " + std::to_string(threads) + " threads";
-                all.push_back({std::move(name), std::move(b)});
-            }
-    return all;
-}
-
-/// Same bits everywhere, or the first place that differs.
-void check_equal(const std::vector<float>& got, const std::vector<float>& want, const std::string& where) {
-    BOOST_REQUIRE_EQUAL(got.size(), want.size());
-    if (std::memcmp(got.data(), want.data(), got.size() * 4) == 0) {
-        BOOST_TEST(true);
-        return;
-    }
-    for (std::size_t i = 0; i < got.size(); ++i)
-        if (num::bits_of(got[i]) != num::bits_of(want[i])) {
-            BOOST_ERROR(where << ": element " << i << " is " << got[i] << ", not " << want[i]);
-            return;
-        }
-}
-
 constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4};
 
-void check_projection(const std::vector<Named>& all, Format f, std::int64_t matrix_rows, std::int64_t cols,
+void check_projection(const std::vector<NamedBackend>& all, Format f, std::int64_t matrix_rows, std::int64_t cols,
                       const std::vector<std::int64_t>& row_counts, const std::vector<float>& x) {
     const StoredMatrix stored(f, 1, matrix_rows, cols, static_cast<std::uint64_t>(matrix_rows * 7 + cols));
     const auto most = *std::max_element(row_counts.begin(), row_counts.end());
@@ -76,7 +46,7 @@ void check_projection(const std::vector<Named>& all, Format f, std::int64_t matr
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(projections_equal_the_scalar_dot_products) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     Random random(1);
     const auto x = random.floats(33 * 2048, 4.0f);
     for (Format f : kFormats)
@@ -86,7 +56,7 @@ BOOST_AUTO_TEST_CASE(projections_equal_the_scalar_dot_products) {
 }
 
 BOOST_AUTO_TEST_CASE(columns_that_fill_no_vector) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     Random random(2);
     const auto x = random.floats(70 * 700);
     for (Format f : kFormats)
@@ -97,7 +67,7 @@ BOOST_AUTO_TEST_CASE(columns_that_fill_no_vector) {
 }
 
 BOOST_AUTO_TEST_CASE(activations_of_every_size) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     Random random(3);
     std::vector<float> x(10 * 256);
     for (auto& v : x) {  // from subnormal to near the largest, and zeros of both signs
@@ -122,7 +92,7 @@ BOOST_AUTO_TEST_CASE(activations_of_every_size) {
 }
 
 BOOST_AUTO_TEST_CASE(a_value_that_is_not_finite_reaches_every_output) {
-    for (const auto& [name, backend] : backends())
+    for (const auto& [name, backend] : cpu_backends())
         for (Format f : kFormats)
             for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
                 const StoredMatrix stored(f, 1, 16, 64, 9);
@@ -144,7 +114,7 @@ BOOST_AUTO_TEST_CASE(several_matrices_read_the_same_input) {
         for (int r = 0; r < 200; ++r) want_a.push_back(a.dot(0, r, &x[static_cast<std::size_t>(t) * 256]));
         for (int r = 0; r < 8; ++r) want_b.push_back(b.dot(0, r, &x[static_cast<std::size_t>(t) * 256]));
     }
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         const auto ma = backend->load(a.source()), mb = backend->load(b.source()), mc = backend->load(c.source());
         std::vector<float> out_a(want_a.size()), out_b(want_b.size());
         const Projection p[] = {{ma.get(), out_a.data(), 200}, {mc.get(), nullptr, 0}, {mb.get(), out_b.data(), 8}};
@@ -155,7 +125,7 @@ BOOST_AUTO_TEST_CASE(several_matrices_read_the_same_input) {
 }
 
 BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
-    const auto all = backends();
+    const auto all = cpu_backends();
     constexpr std::int64_t kExperts = 6, kTop = 3, kHidden = 96, kWidth = 24, kShared = 40;
     for (Format f : kFormats)
         for (std::int64_t rows : {1, 7, 70}) {
@@ -209,7 +179,7 @@ BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_may_hold_no_experts_rows) {
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         const StoredMatrix none(Format::nvfp4, 4, 0, 64, 1), none_shared(Format::bf16, 1, 0, 64, 1);
         const auto a = backend->load(none.source()), b = backend->load(none_shared.source());
         BOOST_TEST(a->bytes == 0u);
@@ -224,7 +194,7 @@ BOOST_AUTO_TEST_CASE(a_rank_may_hold_no_experts_rows) {
 }
 
 BOOST_AUTO_TEST_CASE(routing_takes_the_lower_id_on_a_tie) {
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         const std::vector<float> logits{1, 2, 2, -3, 2, 1};
         std::vector<std::int32_t> ids(4);
         std::vector<float> weights(4);
@@ -237,7 +207,7 @@ BOOST_AUTO_TEST_CASE(routing_takes_the_lower_id_on_a_tie) {
 }
 
 BOOST_AUTO_TEST_CASE(argmax_skips_padding_masks_and_reports_what_is_not_finite) {
-    for (const auto& [name, backend] : backends()) {
+    for (const auto& [name, backend] : cpu_backends()) {
         std::vector<float> logits{0, 5, 5, 7, 1, 9, /* row 2 */ -1, -2, -1, std::numeric_limits<float>::infinity(), -8, 9};
         const std::vector<std::uint8_t> masked{0, 0, 0, 1, 0};
         std::vector<std::int32_t> token(2), finite(2);
@@ -262,7 +232,7 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
                 want.push_back(
                     num::rms_apply(x[static_cast<std::size_t>(t * width + i)], scale, w[static_cast<std::size_t>(i)]));
         }
-        for (const auto& [name, backend] : backends()) {
+        for (const auto& [name, backend] : cpu_backends()) {
             std::vector<float> y(want.size()), h = x, sum = x;
             backend->rms_norm(x.data(), w.data(), 1e-6f, 3, width, y.data());
             check_equal(y, want, name);
@@ -272,7 +242,7 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
         }
     }
     StoredMatrix table(Format::bf16, 1, 9, 20, 7);
-    for (const auto& [name, backend] : backends())
+    for (const auto& [name, backend] : cpu_backends())
         for (bool on_host : {true, false}) {
             const auto m = backend->load_table(table.source(), on_host);
             BOOST_TEST(m->bytes == (on_host ? 0u : 9u * 20 * 2));

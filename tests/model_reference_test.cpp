@@ -24,20 +24,6 @@ namespace {
 
 using LogitRows = std::vector<std::vector<float>>;
 
-class OneRank : public Communicator {
-public:
-    int rank() const override { return 0; }
-    int size() const override { return 1; }
-    std::string transport() const override { return "none"; }
-    std::string reason() const override { return "one rank"; }
-    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
-        std::copy(mine.begin(), mine.end(), all.begin());
-    }
-    std::vector<Wait> waits() const override { return {}; }
-    void reset_waits() override {}
-};
-
 /// A model directory opened as the program opens it, whole on one rank, with room for `rows` rows and their logits a step.
 class Program {
 public:

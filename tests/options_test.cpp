@@ -10,8 +10,10 @@
 #include <fstream>
 
 #include "error.hpp"
+#include "refusal.hpp"
 
 using namespace ftmpi;
+using ftmpi::testing::refusal;
 namespace fs = std::filesystem;
 
 namespace {
@@ -25,19 +27,6 @@ Options parse(std::vector<std::string> arguments) {
 Options parse_run(std::vector<std::string> more) {
     more.insert(more.begin(), {"--model", "m", "--prompt", "hello"});
     return parse(std::move(more));
-}
-
-/// what() and hint() of the error that `work` ends with; fails the test when the code is another or nothing is thrown.
-template <class Work>
-std::string refusal(Exit code, Work&& work) {
-    try {
-        work();
-    } catch (const Error& e) {
-        BOOST_TEST(static_cast<int>(e.code()) == static_cast<int>(code), e.what());
-        return std::string(e.what()) + " | " + e.hint();
-    }
-    BOOST_ERROR("nothing was refused");
-    return {};
 }
 
 std::string usage(std::vector<std::string> arguments) {

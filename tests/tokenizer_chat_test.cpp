@@ -4,6 +4,7 @@
 #include <boost/test/unit_test.hpp>
 
 #include "error.hpp"
+#include "refusal.hpp"
 #include "tokenizer.hpp"
 #include "tokenizer_file.hpp"
 
@@ -12,17 +13,6 @@ using namespace ftmpi::testing;
 using Ids = std::vector<std::int32_t>;
 
 namespace {
-
-template <class Call>
-std::string message_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        BOOST_TEST(static_cast<int>(error.code()) == static_cast<int>(Exit::bad_input));
-        return error.what();
-    }
-    return "no error";
-}
 
 const std::string kTurn = R"({{- '<|im_start|>' + message.role + '\n' + (message.content | trim) + '<|im_end|>\n' }})";
 const std::string kLoop = "{%- for message in messages %}" + kTurn + "{%- endfor %}";
@@ -110,7 +100,7 @@ BOOST_AUTO_TEST_CASE(the_users_text_never_becomes_a_control_token) {
 BOOST_AUTO_TEST_CASE(other_templates_are_refused) {
     const Model model;
     const auto refused = [&](const std::string& chat_template) {
-        const auto message = message_of([&] { model.encode(chat_template, "abc", true); });
+        const auto message = refusal(Exit::bad_input, [&] { model.encode(chat_template, "abc", true); });
         BOOST_TEST(message.find("chat_template.jinja") != std::string::npos, message << " for " << chat_template);
     };
     auto untrimmed = kLoop, other_role = kLoop, default_system = kBranches;
@@ -129,12 +119,12 @@ BOOST_AUTO_TEST_CASE(other_templates_are_refused) {
 
 BOOST_AUTO_TEST_CASE(missing_pieces_are_refused) {
     Model model;
-    BOOST_TEST(message_of([&] { model.encode(kLoop + kPrompt + kEnd, "\xED\xA0\x80", true); }).find("surrogate") !=
+    BOOST_TEST(refusal(Exit::bad_input, [&] { model.encode(kLoop + kPrompt + kEnd, "\xED\xA0\x80", true); }).find("surrogate") !=
                std::string::npos);
     const auto tokenizer = model.file.load();
     const TemporaryDirectory empty;
-    BOOST_TEST(message_of([&] { encode_chat(tokenizer, empty.path(), "a", true); }).find("chat_template.jinja") !=
+    BOOST_TEST(refusal(Exit::bad_input, [&] { encode_chat(tokenizer, empty.path(), "a", true); }).find("chat_template.jinja") !=
                std::string::npos);
     model.file.added = added_token(300, "<|im_start|>");
-    BOOST_TEST(message_of([&] { model.encode(kLoop + kPrompt + kEnd, "a", true); }).find("<|im_end|>") != std::string::npos);
+    BOOST_TEST(refusal(Exit::bad_input, [&] { model.encode(kLoop + kPrompt + kEnd, "a", true); }).find("<|im_end|>") != std::string::npos);
 }

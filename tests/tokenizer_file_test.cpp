@@ -7,6 +7,7 @@
 #include <random>
 
 #include "error.hpp"
+#include "refusal.hpp"
 #include "tokenizer.hpp"
 #include "tokenizer/merges.hpp"
 #include "tokenizer/pattern.hpp"
@@ -19,20 +20,9 @@ using namespace std::string_literals;
 
 namespace {
 
-template <class Call>
-std::string message_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        BOOST_TEST(static_cast<int>(error.code()) == static_cast<int>(Exit::bad_input));
-        return error.what();
-    }
-    return "no error";
-}
-
 /// The message of loading `file` has every one of `parts`.
 void check_refused(const TokenizerFile& file, std::initializer_list<std::string> parts) {
-    const auto message = message_of([&] { file.load(); });
+    const auto message = refusal(Exit::bad_input, [&] { file.load(); });
     BOOST_TEST(message.find("tokenizer.json") != std::string::npos, message);
     for (const auto& part : parts)
         BOOST_TEST(message.find(part) != std::string::npos, "'" << part << "' is not in: " << message);
@@ -61,7 +51,7 @@ BOOST_AUTO_TEST_SUITE(refused)
 
 BOOST_AUTO_TEST_CASE(files) {
     const TemporaryDirectory directory;
-    const auto load = [&] { return message_of([&] { Tokenizer::load(directory.path()); }); };
+    const auto load = [&] { return refusal(Exit::bad_input, [&] { Tokenizer::load(directory.path()); }); };
     BOOST_TEST(load().find("tokenizer.json") != std::string::npos);
     for (const std::string text : {"", "{", "[]", "{\"model\": {}}", "\xFF", "{\"version\": \"\\ud800\"}"}) {
         write_file(directory / "tokenizer.json", text);
@@ -75,10 +65,10 @@ BOOST_AUTO_TEST_CASE(files) {
     std::filesystem::remove(file);
     std::filesystem::create_symlink("/dev/zero", chat);
     const auto tokenizer = TokenizerFile().load();
-    BOOST_TEST(message_of([&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("is not a regular file") !=
+    BOOST_TEST(refusal(Exit::bad_input, [&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("is not a regular file") !=
                std::string::npos);
     std::filesystem::remove(chat);
-    BOOST_TEST(message_of([&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("does not exist") !=
+    BOOST_TEST(refusal(Exit::bad_input, [&] { encode_chat(tokenizer, directory.path(), "a", true); }).find("does not exist") !=
                std::string::npos);
 }
 
@@ -115,7 +105,7 @@ BOOST_AUTO_TEST_CASE(a_byte_without_a_token) {
     BOOST_TEST(tokenizer.encode("abba") == (Ids{11, 9, 7}));
     BOOST_TEST(tokenizer.end() == 304);
     BOOST_TEST(!tokenizer.has(8));
-    BOOST_TEST(message_of([&] { tokenizer.encode("abc"); }).find("byte 99") != std::string::npos);
+    BOOST_TEST(refusal(Exit::bad_input, [&] { tokenizer.encode("abc"); }).find("byte 99") != std::string::npos);
     file.model_options += R"(, "unk_token": "a")";
     file.model_options.replace(file.model_options.find(R"("unk_token": null, )"), 19, "");
     check_refused(file, {"'unk_token'", "byte 0"});
@@ -216,7 +206,7 @@ BOOST_AUTO_TEST_CASE(patterns) {
                                R"(\p{L)",         R"([b-a])",   R"((*UCP)a)", R"(\Aa)"};
     for (const auto& pattern : bad) {
         BOOST_TEST_CONTEXT("pattern " << pattern) {
-            BOOST_TEST(message_of([&] { Pattern(pattern, "pattern"); }).find("pattern: ") == 0u);
+            BOOST_TEST(refusal(Exit::bad_input, [&] { Pattern(pattern, "pattern"); }).find("pattern: ") == 0u);
         }
     }
     TokenizerFile file;
@@ -273,7 +263,7 @@ BOOST_AUTO_TEST_CASE(worse_than_linear_is_refused) {
     for (const auto& [pattern, text] :
          {std::pair(R"(\s+x|\s)", std::string(1'000'000, ' ')), std::pair("(?:a+)+b|a", std::string(1'000'000, 'a')),
           std::pair("(?:a|aa)+b|a", std::string(200, 'a'))}) {
-        BOOST_TEST(message_of([&, p = pattern, t = text] { pieces_of(p, t); }).find("more than linear time") !=
+        BOOST_TEST(refusal(Exit::bad_input, [&, p = pattern, t = text] { pieces_of(p, t); }).find("more than linear time") !=
                    std::string::npos);
     }
 }

@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "error.hpp"
+#include "refusal.hpp"
 #include "tokenizer/utf8.hpp"
 #include "tokenizer_file.hpp"
 
@@ -55,17 +56,6 @@ Ids bytes_of_text(const std::string& text) {
     Ids ids;
     for (const unsigned char byte : text) ids.push_back(byte);
     return ids;
-}
-
-template <class Call>
-std::string message_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        BOOST_TEST(static_cast<int>(error.code()) == static_cast<int>(Exit::bad_input));
-        return error.what();
-    }
-    return "no error";
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -197,7 +187,7 @@ BOOST_AUTO_TEST_CASE(tokens_with_a_space_need_merges_as_arrays) {
     const auto tokenizer = file.load();
     BOOST_TEST(tokenizer.bytes(261) == "a bc");
     file.merges += R"(, "a b c")";
-    BOOST_TEST(contains(message_of([&] { file.load(); }), "model.merges[5]"));
+    BOOST_TEST(contains(refusal(Exit::bad_input, [&] { file.load(); }), "model.merges[5]"));
 }
 
 BOOST_AUTO_TEST_CASE(added_tokens_leftmost_longest) {
@@ -297,7 +287,7 @@ BOOST_AUTO_TEST_CASE(are_refused_with_their_place) {
             BOOST_TEST(find_invalid_utf8(before + bytes, &what) == before.size());
             BOOST_TEST(what == fault);
             const auto text = before + bytes;
-            const auto message = message_of([&] { tokenizer.encode(text); });
+            const auto message = refusal(Exit::bad_input, [&] { tokenizer.encode(text); });
             BOOST_TEST(contains(message, "invalid UTF-8 (" + fault + ") at byte " + std::to_string(before.size())));
         }
     }

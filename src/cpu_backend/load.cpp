@@ -1,6 +1,6 @@
 // Weights from the mapped file into tiles, refusing values that would become NaN or change a sign later.
+#include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
@@ -10,45 +10,6 @@
 namespace ftmpi {
 namespace cpu {
 namespace {
-
-/// Faulty elements of one stored tensor: how many and where the first is.
-class Faults {
-public:
-    Faults(const RowBlock& block, std::string what) : block_(block), what_(std::move(what)) {}
-    void add(std::int64_t row, std::int64_t column) {
-        if (count_++ == 0) {
-            row_ = block_.first_row + row;
-            column_ = column;
-        }
-    }
-    void refuse_any() const {
-        if (count_ == 0) return;
-        std::ostringstream text;
-        text << "tensor " << block_.name << ": " << count_ << " " << what_ << ", the first at row " << row_ << ", column "
-             << column_;
-        throw Error(Exit::bad_input, text.str(),
-                    "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
-    }
-
-private:
-    const RowBlock& block_;
-    std::string what_;
-    std::int64_t count_ = 0, row_ = 0, column_ = 0;
-};
-
-template <class T>
-T read(const std::byte* p) {
-    T x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-}
-
-float read_scale(const std::byte* p, DType type, const RowBlock& block) {
-    if (type == DType::f32) return read<float>(p);
-    if (type == DType::bf16) return num::from_bf16(read<std::uint16_t>(p));
-    throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " + std::string(name_of(type)) +
-                                     " are not supported here; BF16 and F32 are");
-}
 
 /// One row's columns into its lane of a tile: units of Wide bytes, 16 lanes of a unit together; a
 /// short last unit likewise.
@@ -60,78 +21,64 @@ void interleave(const std::byte* from, std::size_t bytes, std::int64_t lane, std
     std::memcpy(tile + units * 16 * Wide + static_cast<std::size_t>(lane) * rest, from + units * Wide, rest);
 }
 
-/// The inner scales of one row of 4-bit codes, checked.
-void fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to,
-                      Faults& faults) {
+/// Each of these says whether the row holds something that is not allowed (stored.hpp).
+
+/// The inner scales of one row of 4-bit codes.
+bool fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to) {
     const auto* scales = reinterpret_cast<const std::uint8_t*>(b.scales + static_cast<std::size_t>(row) * b.scale_pitch);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(b.codes + static_cast<std::size_t>(row) * b.pitch);
     const std::int64_t count = scales_per_row(s.format, s.cols), group = scale_group(s.format) / 2;
+    bool faulty = false;
     for (std::int64_t j = 0; j < count; ++j) {
         std::uint8_t x = scales[j];
         if (s.format == Format::mxfp4) {
-            if (x == 0xff) faults.add(row, j);
+            faulty |= x == 0xff;
         } else if ((x & 0x7f) == 0x7f) {
             // Exporters write NaN over groups of zeros. Such a group adds nothing; any other is refused.
-            const std::int64_t end = (j + 1) * group < s.cols / 2 ? (j + 1) * group : s.cols / 2;
-            for (std::int64_t i = j * group; i < end; ++i)
-                if (codes[i] & 0x77) {
-                    faults.add(row, j);
-                    break;
-                }
+            const std::int64_t end = std::min((j + 1) * group, s.cols / 2);
+            faulty |= std::any_of(codes + j * group, codes + end, [](std::uint8_t pair) { return (pair & 0x77) != 0; });
             x = 0;
         } else if (x & 0x80) {
-            if (x != 0x80) faults.add(row, j);
+            faulty |= x != 0x80;
             x = 0;
         }
         to[j * 16 + lane] = x;
     }
+    return faulty;
 }
 
-void fill_block_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to,
-                       Faults& faults) {
+bool fill_block_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to) {
     const std::byte* scales = b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
     const std::int64_t count = scales_per_row(s.format, s.cols);
+    bool faulty = false;
     for (std::int64_t j = 0; j < count; ++j) {
-        float x = read_scale(scales + static_cast<std::size_t>(j) * size_of(b.scale_type), b.scale_type, b);
-        if (!(x >= 0.0f) || !num::is_finite(x)) faults.add(row, j);
+        float x = scale_value(scales + static_cast<std::size_t>(j) * size_of(b.scale_type), b.scale_type, b);
+        faulty |= !(x >= 0.0f) || !num::is_finite(x);
         if (x == 0.0f) x = 0.0f;  // -0
         std::memcpy(to + (j * 16 + lane) * 4, &x, 4);
     }
+    return faulty;
 }
 
-void check_multiplier(float x, const RowBlock& b, std::int64_t row) {
-    if (x > 0.0f && num::is_finite(x)) return;
-    std::ostringstream text;
-    text << "tensor " << b.name << ": 1 scale that is not finite and above 0 (" << x << "), the first at row "
-         << b.first_row + row << ", column 0";
-    throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
+bool fill_multiplier(const MatrixSource& s, const RowBlock& b, std::int64_t row, float* to) {
+    *to = s.format == Format::fp8_row && b.row_scales
+              ? scale_value(b.row_scales + static_cast<std::size_t>(row) * size_of(b.row_scale_type), b.row_scale_type, b)
+              : b.multiplier;
+    return !(*to > 0.0f && num::is_finite(*to));
 }
 
-void check_codes(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faults& faults) {
-    const std::byte* p = b.codes + static_cast<std::size_t>(row) * b.pitch;
+bool has_faulty_codes(const MatrixSource& s, const std::byte* codes) {
+    unsigned faulty = 0;
     if (s.format == Format::bf16) {
-        unsigned bad = 0;
-        for (std::int64_t k = 0; k < s.cols; ++k) bad |= (read<std::uint16_t>(p + 2 * k) & 0x7f80u) == 0x7f80u;
-        for (std::int64_t k = 0; bad && k < s.cols; ++k)
-            if ((read<std::uint16_t>(p + 2 * k) & 0x7f80u) == 0x7f80u) faults.add(row, k);
+        for (std::int64_t k = 0; k < s.cols; ++k) {
+            std::uint16_t code;  // the mapped file need not be aligned
+            std::memcpy(&code, codes + 2 * k, 2);
+            faulty |= (code & 0x7f80u) == 0x7f80u;
+        }
     } else if (!is_4bit(s.format)) {
-        const auto* codes = reinterpret_cast<const std::uint8_t*>(p);
-        unsigned bad = 0;
-        for (std::int64_t k = 0; k < s.cols; ++k) bad |= (codes[k] & 0x7fu) == 0x7fu;
-        for (std::int64_t k = 0; bad && k < s.cols; ++k)
-            if ((codes[k] & 0x7fu) == 0x7fu) faults.add(row, k);
+        for (std::int64_t k = 0; k < s.cols; ++k) faulty |= (static_cast<std::uint8_t>(codes[k]) & 0x7fu) == 0x7fu;
     }
-}
-
-void check_shape(const MatrixSource& s) {
-    std::int64_t rows = 0;
-    for (const auto& b : s.blocks) rows += b.rows;
-    if (rows != s.groups * s.rows || s.rows < 0 || s.cols < 0 || s.groups < 0)
-        throw Error(Exit::failure, "a matrix of " + std::to_string(s.groups) + " x " + std::to_string(s.rows) +
-                                       " rows was given " + std::to_string(rows) + " rows to load");
-    if (is_4bit(s.format) && s.cols % 2)
-        throw Error(Exit::bad_input, "tensor " + std::string(s.blocks.empty() ? "?" : s.blocks[0].name) +
-                                         ": 4-bit codes need an even number of columns, it has " + std::to_string(s.cols));
+    return faulty != 0;
 }
 
 }  // namespace
@@ -169,12 +116,6 @@ const CpuMatrix& cpu_matrix(const Matrix& m) {
     return *p;
 }
 
-const CpuTable::Piece& CpuTable::piece_of(std::int64_t row) const {
-    for (const auto& p : pieces)
-        if (row < p.first + p.rows) return p;
-    throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
-}
-
 }  // namespace cpu
 
 std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
@@ -183,8 +124,7 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
     auto matrix = std::make_unique<CpuMatrix>(*this, source);
     std::int64_t index = 0;  // of the row among all groups' rows
     for (const RowBlock& b : source.blocks) {
-        Faults codes(b, source.format == Format::bf16 ? "weights are infinite or NaN" : "weights are NaN codes");
-        Faults scales(b, "scales are NaN, negative or infinite");
+        bool faulty = false;
         for (std::int64_t r = 0; r < b.rows; ++r, ++index) {
             const std::int64_t group = index / source.rows, row = index % source.rows, lane = row % kRowTile;
             const auto tile = static_cast<std::size_t>(group * matrix->tiles() + row / kRowTile);
@@ -192,7 +132,7 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
             std::uint8_t* to = matrix->codes() + tile * matrix->codes_per_tile();
             std::uint8_t* to_scales = matrix->scales() + tile * matrix->scales_per_tile();
             const std::size_t bytes = code_bytes(source.format, source.cols);
-            check_codes(source, b, r, codes);
+            faulty |= has_faulty_codes(source, from);
             switch (source.format) {
                 case Format::bf16:
                     interleave<4>(from, bytes, lane, to);
@@ -202,57 +142,45 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
                     break;
                 case Format::fp8_block:
                     interleave<2>(from, bytes, lane, to);
-                    fill_block_scales(source, b, r, lane, to_scales, scales);
+                    faulty |= fill_block_scales(source, b, r, lane, to_scales);
                     break;
                 case Format::nvfp4:
                 case Format::mxfp4:
                     interleave<4>(from, bytes, lane, to);
-                    fill_4bit_scales(source, b, r, lane, to_scales, scales);
+                    faulty |= fill_4bit_scales(source, b, r, lane, to_scales);
                     break;
             }
-            if (has_row_scale(source.format)) {
-                float m = b.multiplier;
-                if (source.format == Format::fp8_row && b.row_scales)
-                    m = read_scale(b.row_scales + static_cast<std::size_t>(r) * size_of(b.row_scale_type), b.row_scale_type, b);
-                check_multiplier(m, b, r);
-                matrix->multipliers()[tile * kRowTile + static_cast<std::size_t>(lane)] = m;
-            }
+            if (has_row_scale(source.format))
+                faulty |= fill_multiplier(source, b, r, matrix->multipliers() + tile * kRowTile + static_cast<std::size_t>(lane));
         }
-        codes.refuse_any();
-        scales.refuse_any();
+        if (faulty) refuse_faults(source, b);
     }
     return matrix;
 }
 
 std::unique_ptr<Matrix> CpuBackend::load_table(const MatrixSource& source, bool on_host) {
     using namespace cpu;
-    check_shape(source);
-    if (source.format != Format::bf16 || source.groups != 1)
-        throw Error(Exit::failure, "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
+    check_table(source);
     auto table = std::make_unique<CpuTable>();
     table->rows = source.rows;
     table->cols = source.cols;
-    const std::size_t width = static_cast<std::size_t>(source.cols) * 2;
-    if (!on_host) {
-        table->bytes = width * static_cast<std::size_t>(source.rows);
-        table->copy = DeviceArray<std::uint8_t>(*this, static_cast<std::int64_t>(table->bytes), "embedding");
+    if (on_host) {
+        for (const RowBlock& b : source.blocks) table->stored.add(b.rows, b.codes, b.pitch, b.name);
+        return table;
     }
-    std::int64_t first = 0;
+    const std::size_t width = static_cast<std::size_t>(source.cols) * 2;
+    table->bytes = width * static_cast<std::size_t>(source.rows);
+    table->copy = DeviceArray<std::uint8_t>(*this, static_cast<std::int64_t>(table->bytes), "embedding");
+    auto* to = reinterpret_cast<std::byte*>(table->copy.data());
     for (const RowBlock& b : source.blocks) {
-        CpuTable::Piece piece{first, b.rows, b.codes, b.pitch, std::string(b.name)};
-        if (!on_host) {
-            Faults faults(b, "weights are infinite or NaN");
-            auto* to = reinterpret_cast<std::byte*>(table->copy.data()) + static_cast<std::size_t>(first) * width;
-            piece.data = to;
-            piece.pitch = width;
-            for (std::int64_t r = 0; r < b.rows; ++r) {
-                check_codes(source, b, r, faults);
-                std::memcpy(to + static_cast<std::size_t>(r) * width, b.codes + static_cast<std::size_t>(r) * b.pitch, width);
-            }
-            faults.refuse_any();
+        table->stored.add(b.rows, to, width, b.name);
+        bool faulty = false;
+        for (std::int64_t r = 0; r < b.rows; ++r, to += width) {
+            const std::byte* from = b.codes + static_cast<std::size_t>(r) * b.pitch;
+            faulty |= has_faulty_codes(source, from);
+            std::memcpy(to, from, width);
         }
-        table->pieces.push_back(std::move(piece));
-        first += b.rows;
+        if (faulty) refuse_faults(source, b);
     }
     return table;
 }

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "../backend.hpp"
+#include "../stored.hpp"
 #include "kernels.hpp"
 
 namespace ftmpi::cpu {
@@ -26,18 +25,11 @@ private:
     std::size_t codes_per_tile_, scales_per_tile_, scales_at_, multipliers_at_;
 };
 
-/// Rows of bf16, in the mapped file (blocks) or copied (data).
+/// Rows of bf16, in the mapped file or copied.
 class CpuTable : public Matrix {
 public:
-    struct Piece {
-        std::int64_t first, rows;
-        const std::byte* data;
-        std::size_t pitch;
-        std::string name;
-    };
-    std::vector<Piece> pieces;
+    StoredRows stored;
     DeviceArray<std::uint8_t> copy;
-    const Piece& piece_of(std::int64_t row) const;
 };
 
 const CpuMatrix& cpu_matrix(const Matrix& m);

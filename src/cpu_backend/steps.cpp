@@ -21,22 +21,13 @@ void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
     check_denormals();
     const auto* table = dynamic_cast<const cpu::CpuTable*>(&matrix);
     if (!table) throw Error(Exit::failure, "a matrix that is no lookup table was given to embed");
+    std::vector<std::uint16_t> codes(static_cast<std::size_t>(table->cols));
     for (const Row& row : rows.tokens_on_device ? std::span(rows.device, rows.host.size()) : rows.host) {
         if (row.token < 0 || row.token >= table->rows)
             throw Error(Exit::bad_input, "token id " + std::to_string(row.token) + " is not among the " +
                                              std::to_string(table->rows) + " rows of the embedding");
-        const auto& piece = table->piece_of(row.token);
-        const auto* from = piece.data + static_cast<std::size_t>(row.token - piece.first) * piece.pitch;
-        for (std::int64_t i = 0; i < table->cols; ++i) {
-            std::uint16_t code;  // the mapped file need not be aligned
-            std::memcpy(&code, from + 2 * i, 2);
-            const float value = num::from_bf16(code);
-            if (!num::is_finite(value))
-                throw Error(Exit::bad_input, "tensor " + piece.name + ": the weight at row " + std::to_string(row.token) +
-                                                 ", column " + std::to_string(i) + " is infinite or NaN");
-            x[i] = value;
-        }
-        x += table->cols;
+        table->stored.copy_row(row.token, table->cols, codes.data());
+        x = std::transform(codes.begin(), codes.end(), x, num::from_bf16);
     }
 }
 

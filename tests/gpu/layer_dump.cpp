@@ -22,21 +22,6 @@ namespace {
 
 using namespace ftmpi;
 
-/// One rank: nothing to gather.
-class Alone : public Communicator {
-public:
-    int rank() const override { return 0; }
-    int size() const override { return 1; }
-    std::string transport() const override { return "none"; }
-    std::string reason() const override { return "one rank"; }
-    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
-        std::copy(mine.begin(), mine.end(), all.begin());
-    }
-    std::vector<Wait> waits() const override { return {}; }
-    void reset_waits() override {}
-};
-
 std::unique_ptr<Backend> backend_named(const std::string& name) {
     if (name == "cpu") return make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
 #ifdef FTMPI_HAVE_CUDA
@@ -87,7 +72,7 @@ void run(const std::filesystem::path& directory, const std::string& out, const s
     const auto tokenizer = Tokenizer::load(directory);
     const Inventory inventory(checkpoint, config);
     const auto backend = backend_named(backend_name);
-    Alone alone;
+    OneRank alone;
     PlanRequest request;
     request.ranks = {{backend->info().free_bytes, 0, backend_name}};
     request.context = request.prefill_rows = tokens;

@@ -1,14 +1,16 @@
-// What a stored tensor may not hold. The device only says that a block holds something wrong; this finds and names it.
+#include "stored.hpp"
+
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 
-#include "../src/error.hpp"
-#include "../src/numerics.hpp"
-#include "matrix.hpp"
+#include "error.hpp"
+#include "numerics.hpp"
 
-namespace ftmpi::cuda {
+namespace ftmpi {
 namespace {
 
+/// Forbidden values of one stored tensor: how many and where the first is.
 class Faults {
 public:
     Faults(const RowBlock& block, const char* what) : block_(block), what_(what) {}
@@ -104,6 +106,7 @@ void refuse_faults(const MatrixSource& source, const RowBlock& block) {
     }
     codes.refuse_any();
     scales.refuse_any();
+    throw Error(Exit::failure, "tensor " + std::string(block.name) + ": loading met a forbidden value that the file does not hold now");
 }
 
 void check_shape(const MatrixSource& s) {
@@ -117,4 +120,25 @@ void check_shape(const MatrixSource& s) {
                                          ": 4-bit codes need an even number of columns, it has " + std::to_string(s.cols));
 }
 
-}  // namespace ftmpi::cuda
+void check_table(const MatrixSource& source) {
+    check_shape(source);
+    if (source.format != Format::bf16 || source.groups != 1)
+        throw Error(Exit::failure, "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
+}
+
+void StoredRows::add(std::int64_t rows, const std::byte* data, std::size_t pitch, std::string_view name) {
+    const std::int64_t first = pieces_.empty() ? 0 : pieces_.back().first + pieces_.back().rows;
+    pieces_.push_back({first, rows, data, pitch, std::string(name)});
+}
+
+void StoredRows::copy_row(std::int64_t row, std::int64_t cols, std::uint16_t* to) const {
+    const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& p) { return row < p.first + p.rows; });
+    if (piece == pieces_.end() || row < 0) throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
+    std::memcpy(to, piece->data + static_cast<std::size_t>(row - piece->first) * piece->pitch, static_cast<std::size_t>(cols) * 2);
+    for (std::int64_t i = 0; i < cols; ++i)
+        if ((to[i] & 0x7f80u) == 0x7f80u)
+            throw Error(Exit::bad_input, "tensor " + piece->name + ": the weight at row " + std::to_string(row) + ", column " +
+                                             std::to_string(i) + " is infinite or NaN");
+}
+
+}  // namespace ftmpi
