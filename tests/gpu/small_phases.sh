@@ -64,6 +64,26 @@ small_hashes() {
     done
 }
 
+# Ranks that share a GPU: refused unless it is named for each, and then with the same bits. They take turns on it, so this is short.
+small_shared() {
+    local model=tiny-nvfp4 uuid transport
+    local run=(--model "$root/data/$model" --prompts "$root/jobs/five_prompts.jsonl" --max-tokens 8)
+    uuid=$(nvidia-smi -L | sed -n '1s/.*(UUID: \([^)]*\)).*/\1/p')
+    reference=$work/shared.h5
+    timed 60 "$ftmpi" "${run[@]}" --backend cpu --output "$reference"
+    row shared "$model: CPU, 1 rank" "" || return
+    timed 60 env CUDA_VISIBLE_DEVICES="$uuid" "$mpirun" -np 2 "$ftmpi" --backend cuda "${run[@]}" --output "$work/other.h5"
+    if [ $code = 2 ] && grep -q 'name it for ' "$work/err"; then
+        passed_row shared "one GPU for 2 ranks, unasked: refused" "$(grep '^ftmpi: error' "$work/err" | head -n 1)"
+    else
+        failed_row shared "one GPU for 2 ranks, unasked: refused" "exit code $code"
+    fi
+    for transport in mpi pinned; do
+        against "$reference" shared "$model: 2 ranks on one GPU, $transport" 60 2 $transport --backend cuda "${run[@]}" --gpus "$uuid,$uuid" --shares 3,1
+    done
+    against "$reference" shared "$model: 3 ranks on one GPU, the plan's cut" 60 3 - --backend cuda "${run[@]}" --gpus "$uuid,$uuid,$uuid"
+}
+
 small_kv() {
     local model=tiny-nvfp4 kv
     for kv in fp32 fp8; do
