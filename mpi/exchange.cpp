@@ -48,7 +48,7 @@ Exchange::Exchange(MPI_Comm comm, int rank, int size)
 }
 
 std::byte* Exchange::outgoing(std::uint64_t bytes) {
-    if (broken_) fail(Error(Exit::failure, broken_by_));
+    if (broken_by_) throw *broken_by_;
     Header header;
     header.bytes = bytes;
     // Large blocks are rare (a prefill, a broadcast): their memory is given back by the next small one.
@@ -68,10 +68,17 @@ std::span<const std::byte> Exchange::incoming(int rank) const {
     return {block.data() + sizeof header, header.bytes};
 }
 
+bool Exchange::has_come(int rank) const {
+    if (rank == rank_ || std::find(missing_.begin(), missing_.end(), rank) != missing_.end()) return false;
+    Header mine, theirs;
+    std::memcpy(&mine, out_.data(), sizeof mine);
+    std::memcpy(&theirs, in_[static_cast<std::size_t>(rank)].data(), sizeof theirs);
+    return theirs.call == mine.call && std::memcmp(theirs.name, mine.name, sizeof mine.name) == 0 && theirs.bytes <= head_payload;
+}
+
 void Exchange::fail(const Error& error) {
     // Requests may still write into the buffers, so they stay where they are until the process ends.
-    broken_ = true;
-    broken_by_ = error.what();
+    broken_by_ = error;
     throw error;
 }
 
@@ -81,7 +88,10 @@ void Exchange::fail(const Error& error, std::vector<int> missing) {
 }
 
 void Exchange::wait(std::string_view name, std::size_t receives) {
-    const auto start = Clock::now();
+    // Time in which this process did not run, stopped together with all others by a scheduler, is not time waited.
+    constexpr double longest_turn = 1;
+    double waited = 0;
+    auto before = Clock::now();
     constexpr int spins = 50;  // a few microseconds: what a rank of the same host that is not late needs
     for (long turn = 0;; ++turn) {
         int done = 0;
@@ -95,7 +105,8 @@ void Exchange::wait(std::string_view name, std::size_t receives) {
         }
         if (done) return;
         if (turn < spins) continue;
-        const double waited = seconds_since(start);
+        waited += std::min(seconds_since(before), longest_turn);
+        before = Clock::now();
         if (waited > timeout_) break;
         // First make room for ranks that share this core, then sleep, so long that it adds at most about a twentieth.
         if (waited < 1e-3)
@@ -114,6 +125,7 @@ void Exchange::wait(std::string_view name, std::size_t receives) {
         if (i + 1 == receives && !missing_.empty()) break;
     }
     std::sort(missing_.begin(), missing_.end());
+    if (missing_.empty()) return wait(name, receives);  // all came while it was asked who did not
     fail(Error(Exit::timed_out,
                "'" + std::string(name) + "' was not finished within " + seconds_text(timeout_) + ": waited for " +
                    name_ranks(missing_, hosts_),
@@ -207,7 +219,7 @@ void Exchange::run_at(std::string_view name, std::span<const std::byte> mine, st
 
 void Exchange::run(std::string_view name) {
     if (size_ == 1) return;
-    if (broken_) fail(Error(Exit::failure, broken_by_));
+    if (broken_by_) throw *broken_by_;
     Header mine;
     std::memcpy(&mine, out_.data(), sizeof mine);
     mine.call = calls_++;
@@ -256,7 +268,7 @@ bool Exchange::hears_end(double seconds) noexcept {
     for (const auto start = Clock::now();;) {
         int here = 0;
         if (MPI_Iprobe(MPI_ANY_SOURCE, end_tag, comm_, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && here) return true;
-        if (seconds_since(start) >= seconds) return false;
+        if (seconds_since(start) >= std::max(seconds, 0.02)) return false;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,6 +55,8 @@ public:
     /// The longest block that run() sends in one message; above it run_at() saves a copy.
     static constexpr std::uint64_t one_message() { return head_payload; }
 
+    /// After a run() that failed at its deadline: whether the block of `rank` is here all the same, whole.
+    bool has_come(int rank) const;
     /// Block of `rank`, valid until the next run(). This rank's own block is not here.
     std::span<const std::byte> incoming(int rank) const;
 
@@ -62,13 +65,14 @@ public:
     /// The same for a wait outside MPI that ended at its deadline because of the ranks `missing`.
     [[noreturn]] void fail(const Error& error, std::vector<int> missing);
     /// True after a failed run().
-    bool broken() const { return broken_; }
+    bool broken() const { return broken_by_.has_value(); }
     /// Ranks that had not sent their block when the last run() failed at its deadline.
     const std::vector<int>& missing() const { return missing_; }
 
     /// Tells the other ranks that this one has said why the job ends. Does not wait; the exchange may be broken.
     void tell_end() noexcept;
-    /// True as soon as another rank's tell_end() is here, false when none came in `seconds`. The exchange may be broken.
+    /// True as soon as another rank's tell_end() is here, false when none came in `seconds` (at least a few tries are made). The
+    /// exchange may be broken.
     bool hears_end(double seconds) noexcept;
 
     /// Name of the exchange that leaving ranks run.
@@ -104,8 +108,7 @@ private:
     std::vector<MPI_Request> requests_;
     std::vector<int> peers_;  ///< of the receives in requests_
     std::vector<int> missing_;
-    bool broken_ = false;
-    std::string broken_by_;
+    std::optional<Error> broken_by_;
 };
 
 }  // namespace ftmpi::mpi

@@ -32,6 +32,7 @@ constexpr std::size_t padded_bytes = 1u << 20;
 constexpr double finish_seconds = 10;
 // Two ranks need half a second; a start that a network stops must not cost the whole --timeout.
 constexpr double start_seconds = 60;
+constexpr double roll_call_seconds = 2;
 
 void check(ncclResult_t result, const char* call, ncclComm_t communicator = nullptr) {
     if (result == ncclSuccess) return;
@@ -149,6 +150,19 @@ public:
     bool capturable() const override { return true; }
 
 protected:
+    /// The ranks that do not answer over MPI, as NCCL does not say whom it waits for. Those that do have come to their deadlines as well.
+    std::vector<int> absent() {
+        const double patience = timeout();
+        try {
+            exchange().set_timeout(std::min(patience, roll_call_seconds));
+            exchange().outgoing(0);
+            exchange().run("roll call");
+        } catch (const Error&) {
+        }
+        exchange().set_timeout(patience);
+        return exchange().missing();
+    }
+
     std::uint32_t window(std::uint64_t) const override {
         return static_cast<std::uint32_t>(buffer_bytes / sizeof(float) / static_cast<std::size_t>(size()));
     }
@@ -156,7 +170,7 @@ protected:
     void check() override {
         if (monitor_->fired()) {
             monitor_->seen();
-            fail_timed_out(monitor_->name(), {});
+            fail_timed_out(monitor_->name(), absent());
         }
         ncclResult_t state = ncclSuccess;
         mpi::check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");

@@ -51,9 +51,12 @@ void flush_output() {
     std::fflush(nullptr);
 }
 
+std::string text_of(std::span<const std::byte> block) { return {reinterpret_cast<const char*>(block.data()), block.size()}; }
+
 constexpr double start_seconds = 10;
 constexpr double finish_seconds = 5;
 constexpr double abort_seconds = 2.5;
+constexpr double turn_seconds = 0.3;  ///< between ranks that would speak at the same time
 constexpr int launcher_seconds = 5;
 
 }  // namespace
@@ -78,6 +81,10 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     if (library.starts_with("Open MPI") && !is_wired(environment))
         if (const auto problem = launch_problem(environment, library, 1); !problem.empty())
             refuse(environment, library, problem);
+    // Until MPI has given ranks their numbers, the launcher's are good enough to let one of them speak.
+    const auto launch = launch_of(environment, library);
+    const int first_rank = launch ? launch->rank : 0;
+    name_for_handlers(first_rank, {});
     const auto settings = start_settings(environment, library, reads_siblings_memory());
     for (const auto& [name, value] : settings.set) setenv(name.c_str(), value.c_str(), 0);
     for (const auto& name : settings.hide) unsetenv(name.c_str());
@@ -85,7 +92,7 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     // Starting takes a part of a second whatever the deadline of a wait is.
     const double patience = std::max(timeout, start_seconds);
     const StopBound bound("the start of MPI");
-    const Watchdog watchdog(patience,
+    const Watchdog watchdog(patience + (first_rank > 0 ? abort_seconds : 0),
                             "ftmpi: error on " + s.host + ": MPI did not start within " + seconds_text(patience) +
                                 "; is a rank missing, or can hosts not reach each other?\n",
                             static_cast<int>(Exit::timed_out));
@@ -146,9 +153,9 @@ bool Session::cuda_aware() const {
 void Session::agree(std::string_view phase, const std::function<void()>& work, bool stoppable) {
     State& s = *state_;
     Report mine;
+    std::optional<StopBound> bound;  // of the wait for the others, too
+    if (stoppable) bound.emplace(phase);
     try {
-        std::optional<StopBound> bound;
-        if (stoppable) bound.emplace(phase);
         fault_point(s.rank, phase);
         work();
         if (stoppable && stop_requested()) mine = {Exit::interrupted, stop_text(), {}};
@@ -159,9 +166,13 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     try {
         const auto all = all_gather(encode(mine), std::string("agree ") + std::string(phase));
         std::transform(all.begin(), all.end(), reports.begin(), decode);
+        bound.reset();
     } catch (const Error& error) {
-        // What this rank knows goes first: it may be why the other one waits.
-        reports[static_cast<std::size_t>(s.rank)] = mine;
+        bound.reset();
+        // What is known goes first: it may be why the missing one is.
+        for (int rank = 0; rank < s.size; ++rank)
+            reports[static_cast<std::size_t>(rank)] =
+                rank == s.rank ? mine : s.exchange->has_come(rank) ? decode(text_of(s.exchange->incoming(rank))) : Report();
         std::string message = message_of(phase, reports, s.exchange->hosts());
         std::string what = error.what();
         if (error.code() == Exit::timed_out)
@@ -169,7 +180,8 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
                    seconds_text(s.exchange->timeout());
         message += "ftmpi: error in " + std::string(phase) + ": " + what + "\n";
         if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
-        end_job(message, mine.code == Exit::ok ? error.code() : mine.code);
+        const Exit known = code_of(reports);
+        end_job(message, known == Exit::ok ? error.code() : known);
     }
     const auto message = message_of(phase, reports, s.exchange->hosts());
     if (message.empty()) return;
@@ -182,7 +194,7 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     }
     if (s.rank == 0) {
         flush_output();
-        say(message);
+        if (!s.exchange->hears_end(0)) say(message);
     }
     s.agreed = true;
     throw Agreed{code_of(reports)};
@@ -205,8 +217,7 @@ std::vector<std::string> Session::all_gather(const std::string& bytes, std::stri
         if (rank == s.rank) {
             all.push_back(bytes);
         } else {
-            const auto block = s.exchange->incoming(rank);
-            all.emplace_back(reinterpret_cast<const char*>(block.data()), block.size());
+            all.push_back(text_of(s.exchange->incoming(rank)));
         }
     }
     return all;
@@ -218,8 +229,7 @@ std::string Session::broadcast(const std::string& bytes, std::string_view name) 
     bytes.copy(reinterpret_cast<char*>(s.exchange->outgoing(mine)), mine);
     s.exchange->run(name);
     if (s.rank == 0) return bytes;
-    const auto block = s.exchange->incoming(0);
-    return {reinterpret_cast<const char*>(block.data()), block.size()};
+    return text_of(s.exchange->incoming(0));
 }
 
 std::unique_ptr<Communicator> Session::host_communicator(Backend& backend) {
@@ -232,12 +242,12 @@ Exchange& Session::exchange() { return *state_->exchange; }
 bool Session::finish(Exit code, std::string& message) {
     State& s = *state_;
     // Ends that are no fault may wait for a rank that still writes; after a fault all ranks are on their way out.
-    const bool orderly =
-        code == Exit::ok || code == Exit::interrupted || code == Exit::different || code == Exit::partly_failed;
+    const bool orderly = !s.agreed && (code == Exit::ok || code == Exit::interrupted || code == Exit::different ||
+                                       code == Exit::partly_failed);
     if (s.exchange->broken()) return false;
     if (!orderly) s.exchange->set_timeout(std::min(s.exchange->timeout(), finish_seconds));
     try {
-        if (!s.agreed) fault_point(s.rank, "end");
+        if (orderly) fault_point(s.rank, "end");
         s.exchange->outgoing(0);
         s.exchange->run(Exchange::leaving);
     } catch (const Error& error) {
@@ -255,27 +265,28 @@ bool Session::finish(Exit code, std::string& message) {
     return s.finished;
 }
 
-void Session::end_job(const std::string& message, Exit code, bool shared) {
+void Session::end_job(const std::string& message, Exit code) {
     State& s = *state_;
     flush_output();
     // The launcher ends ranks by SIGTERM; from here on that must work at once.
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
-    // Of ranks with the same error the lowest that is alive prints and ends the job, the others only if it does not. One that was stopped
-    // until the others gave it up is the lowest to itself alone, so that all look.
+    // Other ranks may have this error too: the lowest that is alive prints and ends the job, the others in turn if it does not. One that
+    // was stopped until the others gave it up is the lowest to itself alone, so that all look.
     const auto& missing = s.exchange->missing();
-    bool said = false;
-    if (shared || s.exchange->broken()) {
-        bool lower = false;
-        for (int rank = 0; rank < s.rank; ++rank) lower |= std::find(missing.begin(), missing.end(), rank) == missing.end();
-        said = s.exchange->hears_end(lower ? abort_seconds : 0);
-    }
+    bool lower = false;
+    for (int rank = 0; rank < s.rank; ++rank) lower |= std::find(missing.begin(), missing.end(), rank) == missing.end();
+    const bool said = s.exchange->hears_end(lower ? abort_seconds + turn_seconds * (s.rank - 1) : 0);
     if (!said && !message.empty()) {
         say(message);
         s.exchange->tell_end();
     }
-    const auto is_far = [&](int rank) { return s.exchange->hosts()[static_cast<std::size_t>(rank)] != s.host; };
-    if (s.exchange->broken() && std::any_of(missing.begin(), missing.end(), is_far)) end_launcher_after(launcher_seconds);
+    const auto& hosts = s.exchange->hosts();
+    const auto is_far = [&](int rank) { return hosts[static_cast<std::size_t>(rank)] != s.host; };
+    // Not every transport knows who is missing.
+    const bool far = missing.empty() ? std::any_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host != s.host; })
+                                     : std::any_of(missing.begin(), missing.end(), is_far);
+    if (s.exchange->broken() && far) end_launcher_after(launcher_seconds);
     // However slow the launcher is to end this process: that is left to it.
     if (said) std::this_thread::sleep_for(std::chrono::seconds(launcher_seconds));
     const Watchdog watchdog(abort_seconds, {}, static_cast<int>(code));
@@ -290,8 +301,7 @@ void Session::abort(const Error& error) {
     std::string message =
         "ftmpi: error on " + name_ranks({state_->rank}, state_->exchange->hosts()) + ": " + error.what() + "\n";
     if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
-    // What is wrong with a file is wrong for all ranks that read it.
-    end_job(message, error.code(), error.code() == Exit::bad_input);
+    end_job(message, error.code());
 }
 
 void Session::leave(Exit code) {

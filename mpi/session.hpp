@@ -66,8 +66,8 @@ public:
     /// True once SIGTERM, SIGINT or SIGUSR1 came to this rank. The decode loop asks once a step and tells the others.
     bool stop_requested() const noexcept;
 
-    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds. When the error
-    /// comes from an exchange, and so other ranks have one too, only the lowest rank that is alive prints.
+    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds. Of ranks that have
+    /// errors at the same time only the lowest that is alive prints.
     [[noreturn]] void abort(const Error& error);
     /// Ends this process with `code`: finalises MPI if all ranks come to the same end in time, else aborts. Never hangs.
     [[noreturn]] void leave(Exit code);
@@ -77,8 +77,7 @@ public:
 
 private:
     bool finish(Exit code, std::string& message);
-    /// `shared`: all ranks have this error, as when the exchange is broken.
-    [[noreturn]] void end_job(const std::string& message, Exit code, bool shared = false);
+    [[noreturn]] void end_job(const std::string& message, Exit code);
 
     struct State;
     std::unique_ptr<State> state_;

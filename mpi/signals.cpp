@@ -14,7 +14,7 @@ namespace ftmpi::mpi {
 namespace {
 
 constexpr unsigned grace_seconds = 5;
-constexpr time_t later_ranks_seconds = 2;
+constexpr double later_ranks_seconds = 2.5, turn_seconds = 1.5;
 
 std::atomic<int> asked{0};
 std::atomic<bool> bounded{false};  ///< a StopBound lives
@@ -51,7 +51,8 @@ void let_rank_0_speak() noexcept {
     if (own_rank == 0) return;
     // The launcher's word ends the pause and this process with it, and is not taken for the end of the pause.
     std::signal(SIGTERM, SIG_DFL);
-    timespec pause{later_ranks_seconds, 500000000};
+    const double seconds = later_ranks_seconds + turn_seconds * (own_rank - 1);
+    timespec pause{static_cast<time_t>(seconds), static_cast<long>((seconds - std::floor(seconds)) * 1e9)};
     while (::nanosleep(&pause, &pause) != 0) continue;
 }
 

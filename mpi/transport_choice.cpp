@@ -124,11 +124,11 @@ std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backe
         const DeviceInfo info = backend.info();
         mine.backend = info.backend;
         mine.uuid = info.uuid;
-    });
+    }, true);
     std::vector<Place> places;
     for (const auto& text : session.all_gather(encode(mine), "places")) places.push_back(decode(text));
     std::vector<Candidate> to_try;
-    session.agree("transport", [&] { to_try = candidates(wanted, places); });
+    session.agree("transport", [&] { to_try = candidates(wanted, places); }, true);
 
     std::string failures;
 #ifdef FTMPI_HAVE_CUDA

@@ -156,19 +156,19 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     session.agree("options", [&] {
         cases = cases_of(given);
         options = engine_options(given, cases);
-    });
+    }, true);
     session.require_equal("options", "options", given.digest_text);
 
     Engine engine(options, session);
     std::optional<PromptSource> prompts;
-    session.agree("prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); });
+    session.agree("prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); }, true);
     std::int64_t longest = 0;
     for (const auto& c : cases) longest = std::max(longest, c.tokens());
     session.agree("plan", [&] {
         if (longest > engine.config().max_positions)
             throw Error(Exit::usage, "bench needs " + std::to_string(longest) + " tokens a sequence, this model was made for " +
                                          std::to_string(engine.config().max_positions));
-    });
+    }, true);
     engine.plan(longest);
     session.agree("plan", [&] {
         if (engine.shard_plan().context < longest)
@@ -176,7 +176,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
                         "bench needs " + std::to_string(longest) + " tokens a sequence, the context holds " +
                             std::to_string(engine.shard_plan().context),
                         options.context ? "raise --context" : "measure shorter prompts or smaller batches, or use --kv fp8");
-    });
+    }, true);
     Screen screen(options, root, 0);
     screen.plan(engine);
 
@@ -189,13 +189,13 @@ Exit bench_command(const Options& given, mpi::Session& session) {
             std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
                                          options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
-    });
+    }, true);
 
     // Before the weights, while there is memory to read.
     Surroundings around;
     around.hash_on = *options.hash;
     double rate = 0;
-    session.agree("read rate", [&] { rate = engine.backend().measure_read_rate(); });
+    session.agree("read rate", [&] { rate = engine.backend().measure_read_rate(); }, true);
     for (const auto& one : gathered(session, {rate})) around.read_bytes_per_second.push_back(one[0]);
 
     engine.load();

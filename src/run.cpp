@@ -170,7 +170,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
         finished_text = std::to_string(results->failed_before()) + "\n";
         for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
-    });
+    }, true);
     std::vector<bool> done(requests.size(), false);
     std::int64_t failed = 0;  // of the whole run, earlier sessions too: the exit code is about the result
     {
@@ -204,7 +204,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
             tally.add(record);
             screen.finished(record);
         }
-    });
+    }, true);
 
     Generator::End end = Generator::End::done;
     if (!open.empty()) {

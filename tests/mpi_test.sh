@@ -144,6 +144,47 @@ sleep 6
 kill -CONT "$launcher"
 ended "a slow launcher"
 says "error on rank 0 ("
+# A rank that had reported and was stopped while it waited: the others go on without it, and it finds their answers when it wakes.
+export FTMPI_FAULT=1:load:stop
+unset OMPI_MCA_odls_base_sigkill_timeout
+begin 2 phases 20
+kill -STOP "$(ps -o stat=,pid=,args= -A | awk -v probe="$probe" '$1 !~ /^[TZ]/ && $3 == probe {print $2}')"
+kill -TERM "$stopped"
+kill -CONT "$stopped"
+ended "a rank that is stopped after its report"
+says "error in load on rank 1 ("
+export OMPI_MCA_odls_base_sigkill_timeout=0
+unset FTMPI_FAULT
+
+# Faults of several ranks. with RANK:FAULT...: one process each, in this order.
+with() {
+    local fault command=()
+    for fault in "$@"; do command+=(${command[0]:+:} -np 1 env FTMPI_FAULT="$fault" "$probe" phases 3); done
+    timeout -k 1 40 "$mpirun" "${command[@]}"
+}
+# The same error on all, and on some of them: the lowest of those says it.
+fails 1 1 with 0:decode#5:throw 1:decode#5:throw 2:decode#5:throw
+says "error on rank 0 ("
+fails 1 1 with 3:decode#5:throw 1:decode#5:throw 2:decode#5:throw
+says "error on rank 1 ("
+# What a rank has reported is not lost when another one hangs, and decides the code.
+fails 1 2 with 0:none:throw 1:load:hang 2:load:throw
+says "error in load on rank 2 ("
+says "rank 1 ("
+# Asked to end while it waits for a rank that hangs.
+export FTMPI_FAULT=1:load:hang
+rm -f out
+eval "$("$mpirun" --print -np 2 "$probe" phases 60) >out 2>err </dev/null &"
+launcher=$!
+sleep 1.5
+begin=$SECONDS
+for pid in $(ps -o pid=,args= -A | awk -v probe="$probe" '$2 == probe {print $1}'); do
+    grep -qz '^OMPI_COMM_WORLD_RANK=0$' "/proc/$pid/environ" && kill -TERM "$pid"
+done
+ended "SIGTERM to a rank that waits"
+says "error in load on rank 0 ("
+if [ $((SECONDS - begin)) -le 10 ]; then ok; else bad "SIGTERM to a rank that waits took $((SECONDS - begin)) s"; fi
+unset FTMPI_FAULT
 
 # Signals. USR1 to the launcher is passed on: the step is finished, the code is that of an interrupted run.
 # start N: starts the endless loop and waits until every rank says that it runs.

@@ -61,6 +61,10 @@ expect_code 0 "$ftmpi" --model "$model" --chat --prompt "What is the capital of 
 says '"prompt_tokens":'
 says 'Tokyo'
 
+# --- a signal with the last step of all interrupts nothing; one step before it does -------------------------------------------
+FTMPI_FAULT=0:decode#2:term expect_code 0 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output last.h5
+FTMPI_FAULT=1:decode#1:term expect_code 7 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output before.h5
+
 # --- existing outputs ---------------------------------------------------------------------------------------
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output one.h5
 says "--overwrite"

@@ -62,8 +62,10 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
     if (flight_) backend_.await_copy(flight_->copy);  // nobody reads it, but it still uses this memory
     flight_.reset();
     if (ledger_) ledger_->drain();  // it still works on the sequences that are given up now
+    // A stop that came with the last step of all interrupts nothing.
+    const bool left = next < requests.size() || std::any_of(slots_.begin(), slots_.end(), [](const auto& s) { return s && !s->finished; });
     for (auto& s : slots_) s.reset();
-    return stopping_ ? End::interrupted : End::done;
+    return stopping_ && left ? End::interrupted : End::done;
 }
 
 /// The same on all ranks, though what one of them needs for it may be another's to have.

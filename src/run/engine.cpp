@@ -149,7 +149,7 @@ ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_
 
 void Engine::plan(std::int64_t tokens) {
     RankFacts mine;
-    session_.agree("plan", [&] { mine = facts(); });
+    session_.agree("plan", [&] { mine = facts(); }, true);
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
     // Ranks that share a GPU all see the whole of its free memory.
     for (std::size_t r = 0; r < ranks_.size(); ++r)
@@ -170,7 +170,7 @@ void Engine::plan(std::int64_t tokens) {
                 plan_.bytes[r].driver = beside[r].driver;
                 plan_.available[r] += beside[r].scratch + beside[r].driver;
             }
-        });
+        }, true);
     session_.require_equal("plan", "plan", plan_json(inventory_->sizes(), plan_));
 }
 

@@ -25,7 +25,7 @@ PlaceOfRank open_place(const Options& options, mpi::Session& session) {
 #ifdef FTMPI_HAVE_CUDA
     if (options.backend != BackendChoice::cpu) {
         cuda::RankGpus mine;
-        session.agree("device", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); });
+        session.agree("device", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); }, true);
         std::vector<cuda::RankGpus> all;
         for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs")) all.push_back(cuda::decode_rank_gpus(text));
         const bool none = std::all_of(all.begin(), all.end(), [](const auto& r) { return r.visible.empty(); });
@@ -34,7 +34,7 @@ PlaceOfRank open_place(const Options& options, mpi::Session& session) {
                 const auto chosen = cuda::choose_gpus(all, options.gpus)[static_cast<std::size_t>(session.rank())];
                 place.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
                 place.backend = make_cuda_backend({chosen.device});
-            });
+            }, true);
             return place;
         }
     }
@@ -46,7 +46,7 @@ PlaceOfRank open_place(const Options& options, mpi::Session& session) {
                         "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
 #endif
         place = cpu_place(options, session);
-    });
+    }, true);
     return place;
 }
 
