@@ -169,7 +169,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
             throw Error(Exit::usage, "bench needs " + std::to_string(longest) + " tokens a sequence, this model was made for " +
                                          std::to_string(engine.config().max_positions));
     }, true);
-    engine.plan(longest);
+    engine.plan({longest});
     session.agree("plan", [&] {
         if (engine.shard_plan().context < longest)
             throw Error(options.context ? Exit::usage : Exit::does_not_fit,

@@ -48,6 +48,10 @@ private:
     std::unique_ptr<State> state_;
 };
 
+/// SHA-256 over samples of the weights: two fine-tunes of one model have equal configurations and equal indexes. The largest
+/// tensors and some hundred others are sampled at a few places, so that it costs milliseconds at any size.
+std::string weights_fingerprint(const Checkpoint& checkpoint);
+
 /// Called in a signal handler with the name of a mapped file when bytes of it cannot be read any more. Must end the process. Until
 /// one is given, a line is written and the process ends with Exit::bad_input.
 using LostFile = void (*)(const char* path);

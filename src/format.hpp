@@ -98,6 +98,7 @@ struct RowBlock {
     const std::byte* row_scales = nullptr;  ///< fp8_row with a scale a row: first row's scale (overrides multiplier)
     DType row_scale_type = DType::f32;      ///< bf16 or f32
     std::string_view name;              ///< the stored tensor's name, for messages
+    std::int64_t stored_row = 0;        ///< the row of the stored tensor that comes first, for messages (fused experts: counted through)
 };
 
 /// The rows of one matrix that a rank holds: `groups` (experts, else 1) times `rows`, gathered from

@@ -233,7 +233,7 @@ void print_text(const Report& r) {
     else
         std::printf("model         not usable: %s\n", r.config_error.c_str());
     std::printf("files         %zu\n", r.files.size());
-    for (const auto& file : r.files) std::printf("  %s\n", file.filename().c_str());
+    for (const auto& file : r.files) std::printf("  %s\n", printable(file.filename().string()).c_str());
     const auto line = [](std::string_view label, const Count& c) {
         std::printf("  %-10.*s %9llu tensors %18llu bytes  %s\n", static_cast<int>(label.size()), label.data(),
                     static_cast<unsigned long long>(c.tensors), static_cast<unsigned long long>(c.bytes),

@@ -210,6 +210,9 @@ void check_together(const Options& o, const std::vector<Given>& given) {
     if (o.resume && o.overwrite) refuse("--resume and --overwrite exclude each other");
     if (o.resume && o.output.empty()) refuse("--resume needs --output FILE.h5, the file to go on with");
     if (holds(given, "thinking") && !o.chat) refuse("--thinking needs --chat");
+    for (const char* name : {"top-k", "top-p"})
+        if (holds(given, name) && !holds(given, "temperature"))
+            refuse(std::string("--") + name + " needs --temperature", "without it the likeliest token is taken and nothing is sampled");
     for (const char* name : {"memory-limit", "bandwidth"})
         if (!o.hardware.empty() && holds(given, name))
             refuse(std::string("--hardware and --") + name + " exclude each other",

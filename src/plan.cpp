@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "error.hpp"
@@ -56,6 +57,26 @@ ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest 
         if (error.code() != Exit::does_not_fit) throw;
     }
     return plan;
+}
+
+ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest request, bool on_gpus,
+                   const std::vector<std::int64_t>& contexts) {
+    std::optional<ShardPlan> best;
+    // By halves, the longest first: that is the one in nearly every run.
+    for (std::size_t low = 0, high = contexts.size(), at = high - 1; low < high; at = low + (high - low) / 2) {
+        request.context = contexts[at];
+        try {
+            best = plan_for(options, sizes, request, on_gpus);
+            low = at + 1;
+        } catch (const Error& e) {
+            if (e.code() != Exit::does_not_fit) throw;
+            high = at;
+        }
+    }
+    if (best && best->context == contexts.back()) return std::move(*best);
+    request.context = 0;
+    ShardPlan most = plan_for(options, sizes, request, on_gpus);
+    return best && best->context > most.context ? std::move(*best) : most;
 }
 
 std::vector<RankMemory> ranks_of(const Options& options) {

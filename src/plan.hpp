@@ -25,6 +25,11 @@ PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& 
 /// changes neither cut nor context: a GPU that finds its tokens' rows itself need not wait for the host between two steps.
 ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest request, bool on_gpus);
 
+/// The same where no context was asked for: `contexts` (rising, at least one) are what the requests need. Serves all of them if that fits,
+/// else the longest that does, or as much as there is where that is more: answers may end early.
+ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest request, bool on_gpus,
+                   const std::vector<std::int64_t>& contexts);
+
 /// The ranks that --hardware, or --memory-limit with --bandwidth, describe; fixed costs subtracted unless --backend cpu.
 /// Throws Error(Exit::usage) when neither is given or the numbers of values differ.
 std::vector<RankMemory> ranks_of(const Options& options);

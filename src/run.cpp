@@ -147,11 +147,11 @@ Exit run_command(const Options& options, mpi::Session& session) {
     std::vector<Request> requests;
     session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
     session.require_equal("prompts", "prompts", prompts_digest(requests) + (options.max_tokens_asked ? " with --max-tokens" : ""));
-    std::int64_t longest = 0;
-    for (const Request& r : requests) {
-        if (r.refused.empty()) longest = std::max(longest, static_cast<std::int64_t>(r.ids.size()) + r.max_tokens);
-    }
-    engine.plan(longest);
+    std::vector<std::int64_t> lengths;
+    for (const Request& r : requests)
+        if (const auto n = static_cast<std::int64_t>(r.ids.size()); r.refused.empty() && n < engine.config().max_positions)
+            lengths.push_back(n + r.max_tokens);
+    engine.plan(lengths);
     refuse_too_long(requests, options, prompts, engine.shard_plan(), engine.config().max_positions);
 
     Screen screen(options, root, requests.size());

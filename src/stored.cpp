@@ -16,7 +16,7 @@ public:
     Faults(const RowBlock& block, const char* what) : block_(block), what_(what) {}
     void add(std::int64_t row, std::int64_t column) {
         if (count_++ > 0) return;
-        row_ = block_.first_row + row;
+        row_ = block_.stored_row + row;
         column_ = column;
     }
     void refuse_any() const {
@@ -101,7 +101,7 @@ void refuse_faults(const MatrixSource& source, const RowBlock& block) {
         if (m > 0.0f && num::is_finite(m)) continue;
         std::ostringstream text;
         text << "tensor " << block.name << ": 1 scale that is not finite and above 0 (" << m << "), the first at row "
-             << block.first_row + r << ", column 0";
+             << block.stored_row + r << ", column 0";
         throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
     }
     codes.refuse_any();

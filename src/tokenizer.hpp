@@ -40,6 +40,7 @@ public:
     /// One past the highest id that has a token.
     std::int32_t end() const;
     bool is_special(std::int32_t id) const;  ///< an added token with special = true
+    const std::string& sha256() const;       ///< of tokenizer.json's bytes
 
 private:
     struct State;

@@ -222,6 +222,9 @@ BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
     TEST_HOLDS(usage_run({"--resume", "--overwrite", "--output", "o"}), "exclude each other");
     TEST_HOLDS(usage_run({"--resume"}), "--resume needs --output");
     TEST_HOLDS(usage_run({"--thinking", "off"}), "--thinking needs --chat");
+    TEST_HOLDS(usage_run({"--top-p", "0.9"}), "--top-p needs --temperature");
+    TEST_HOLDS(usage_run({"--top-k", "40", "--seed", "1"}), "--top-k needs --temperature");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--transport", "mpi"}), "--transport does not belong to `plan`");
     TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--memory-limit", "1GiB"}), "exclude each other");
 }
 

@@ -304,6 +304,22 @@ BOOST_AUTO_TEST_CASE(context_is_chosen_from_memory_and_bounded_by_the_model) {
     BOOST_TEST(contains(refusal.hint, "262144"));
 }
 
+BOOST_AUTO_TEST_CASE(a_request_that_cannot_fit_takes_nothing_from_those_that_can) {
+    const auto sizes = sizes_of_35b();
+    Options options;
+    // Unlike cards: for speed the fast one is filled, and 8192 tokens are all that such a cut must hold.
+    auto request = fp8_request({card(10.5, 1008), card(10.5, 288)}, Policy::speed);
+    request.kv = KvType::bf16;
+    const auto most = make_plan(sizes, request).context;
+    const auto all = make_plan(sizes, [&] { auto r = request; r.policy = Policy::memory; return r; }()).context;
+    BOOST_TEST_REQUIRE(most < all);
+    const auto fits = (most + all) / 2;
+    BOOST_TEST(plan_for(options, sizes, request, false, {4096, fits}).context == fits);
+    BOOST_TEST(plan_for(options, sizes, request, false, {4096, fits, all + 1, 262144}).context == fits);
+    BOOST_TEST(plan_for(options, sizes, request, false, {4096, 8192, 262144}).context == most);
+    BOOST_TEST(plan_for(options, sizes, request, false, {4096}).context == 4096);
+}
+
 BOOST_AUTO_TEST_CASE(policies_hold_on_any_geometry) {
     std::mt19937 random(11);
     const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };

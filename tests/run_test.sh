@@ -138,6 +138,37 @@ expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --
 says "resumed: "
 expect_code 0 "$ftmpi" verify five.h5 killed.h5
 expect_code 3 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume --max-tokens 3
+# What decides the text and is no option: another stop token, another vocabulary; and options to the last digit.
+cp -r "$model" changed && chmod -R u+w changed
+sampled=(--model changed --prompts prompts.txt --temperature 0.8 --top-p 0.9999999)
+FTMPI_FAULT=0:decode#40:kill "$ftmpi" "${sampled[@]}" --output stop.h5 >/dev/null 2>&1
+expect_code 3 "$ftmpi" "${sampled[@]/0.9999999/0.9999998}" --output stop.h5 --resume
+says "top-p"
+sed -i 's/1998/1997/' changed/generation_config.json
+expect_code 3 "$ftmpi" "${sampled[@]}" --output stop.h5 --resume
+says "stop ids"
+# Ranks whose copies of the checkpoint are not the same: what differs is named before anything is loaded. Rank 1 has its own folder.
+unlike() { # unlike WHAT
+    expect_code 2 "$mpirun" -np 1 --wdir "$work/here" "$ftmpi" --model changed --prompt And --output u.h5 : \
+        -np 1 --wdir "$work/there" "$ftmpi" --model changed --prompt And --output u.h5
+    says_once "ftmpi: error"
+    says "checkpoints differ between ranks"
+    says "$1"
+    rm -rf here there
+}
+copies() { mkdir here there && cp -r "$model" here/changed && cp -r "$model" there/changed && chmod -R u+w there/changed; }
+copies
+cp changed/generation_config.json there/changed/
+unlike "'stop ids"
+copies
+printf ' ' >>there/changed/tokenizer.json
+unlike "'tokenizer.json"
+copies
+shard=$(grep -la 'embed_tokens.weight":' there/changed/*.safetensors)
+header=$(od -An -tu8 -N8 "$shard")
+at=$(head -c $((header + 8)) "$shard" | grep -ao 'embed_tokens.weight":{[^}]*}' | grep -o 'offsets":\[[0-9]*' | grep -o '[0-9]*$')
+printf '\001' | dd of="$shard" bs=1 seek=$((header + 8 + at)) conv=notrunc 2>/dev/null
+unlike "'weights"
 # A request that failed in an earlier session counts in the exit code of the one that ends the run.
 printf '{"ids":[%s]}\n{"prompt":"The capital of France is"}\n' "$(ids 33)" >failed.jsonl
 expect_code 9 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5

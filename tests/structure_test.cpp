@@ -99,7 +99,7 @@ std::string may_include(const std::string& from, const std::string& to, const fs
         case Floor::words:
             return there == Floor::words ? "" : no;
         case Floor::facts:
-            if (to == "digest" && (from == "checkpoint" || from == "config" || from == "results")) return {};
+            if (to == "digest" && (from == "checkpoint" || from == "config" || from == "tokenizer" || from == "results")) return {};
             return there == Floor::words ? "" : no;
         case Floor::contracts:
             return there == Floor::words || there == Floor::contracts ? "" : no;

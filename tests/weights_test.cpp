@@ -1,12 +1,18 @@
 // Tensors to matrices: formats by keys, every text tensor once, each rank its own rows.
 #define BOOST_TEST_MODULE weights
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <regex>
 
 #include "error.hpp"
 #include "fleet.hpp"
 #include "real_inventory.hpp"
+#include "refusal.hpp"
+#include "safetensors_writer.hpp"
 #include "tiny_model.hpp"
 
 using namespace ftmpi;
@@ -319,4 +325,28 @@ BOOST_AUTO_TEST_CASE(the_published_checkpoints_are_accepted_name_by_name) {
         BOOST_TEST((sizes.layers[0].in_qkv.format ==
                     (kind == RealCheckpoint::nvfp4 ? Format::fp8_row : kind == RealCheckpoint::fp8 ? Format::fp8_block : Format::bf16)));
     }
+}
+
+BOOST_AUTO_TEST_CASE(a_config_that_asks_for_millions_of_tensors_is_refused_at_once) {
+    const TemporaryDirectory d;
+    std::ifstream file(FTMPI_DATA "/tiny-nvfp4/config.json");
+    std::string config(std::istreambuf_iterator<char>(file), {});
+    const auto set = [&](const std::string& pattern, const std::string& text) {
+        BOOST_TEST_REQUIRE(std::regex_search(config, std::regex(pattern)), pattern);
+        config = std::regex_replace(config, std::regex(pattern), text);
+    };
+    std::string kinds;
+    for (int i = 0; i < 4096; ++i) kinds += std::string(i ? "," : "") + (i % 4 == 3 ? "\"full_attention\"" : "\"linear_attention\"");
+    set(R"("layer_types": \[[^\]]*\])", "\"layer_types\": [" + kinds + "]");
+    set(R"("num_hidden_layers": \d+)", "\"num_hidden_layers\": 4096");
+    set(R"("num_experts": \d+)", "\"num_experts\": 16384");
+    set(R"("tie_word_embeddings": false)", "\"tie_word_embeddings\": true");
+    std::ofstream(d.path() / "config.json") << config;
+    write_safetensors(d.path() / "model.safetensors", {});
+    const auto before = std::chrono::steady_clock::now();
+    const Checkpoint checkpoint = Checkpoint::open(d.path());
+    const auto message = refusal(Exit::bad_input, [&] { Inventory(checkpoint, load_config(d.path())); });
+    BOOST_TEST(message.find("missing tensor") != std::string::npos, message);
+    // All of them would take minutes and tens of gigabytes.
+    BOOST_TEST((std::chrono::steady_clock::now() - before < std::chrono::seconds(20)));
 }

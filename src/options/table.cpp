@@ -191,9 +191,9 @@ std::vector<OptionRow> build_table() {
     group = "Machine and plan", group_where = in_planning;
     add("backend", "auto|cpu|cuda", in_planning, "where the arithmetic runs",
         choice<B>(&Options::backend, {{"auto", B::automatic}, {"cpu", B::cpu}, {"cuda", B::cuda}}));
-    add("transport", "auto|peer|pinned|nccl|mpi", in_planning, "how ranks exchange rows",
+    add("transport", "auto|peer|pinned|nccl|mpi", in_generation, "how ranks exchange rows",
         choice<T>(&Options::transport, {{"auto", T::automatic}, {"peer", T::peer}, {"pinned", T::pinned}, {"nccl", T::nccl}, {"mpi", T::mpi}}));
-    add("numerics", "exact|fast", in_planning, "exact: the same bits on every backend; fast: prefill may use tensor cores",
+    add("numerics", "exact|fast", in_generation, "exact: the same bits on every backend; fast: prefill may use tensor cores",
         choice<Numerics>(&Options::numerics, {{"exact", Numerics::exact}, {"fast", Numerics::fast}}));
     add("policy", "memory|speed|even", in_planning,
         "how the cut is chosen: largest context, least time a token, or equal parts",
@@ -216,7 +216,7 @@ std::vector<OptionRow> build_table() {
         embedding());
     add("prefill-chunk", "TOKENS", in_planning, "rows of one prefill step; 0: 256 on the CPU, 1024 on GPUs; does not change the bits of exact numerics",
         integer(&Options::prefill_chunk, 0, 65536));
-    add("threads", "N", in_planning | per_rank, "CPU threads a rank; the host's cores over its ranks when left out",
+    add("threads", "N", in_generation | per_rank, "CPU threads a rank; the host's cores over its ranks when left out",
         integer(&Options::threads, 1, 1024));
 
     group = "Results", group_where = in_generation;

@@ -89,10 +89,15 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
                 config_.warnings.push_back("stop id " + std::to_string(id) + " is no token of tokenizer.json: nothing stops on it");
         inventory_.emplace(*checkpoint_, config_);
         embedding_ = inventory_->embedding().codes->data;
+        weights_sha256_ = weights_fingerprint(*checkpoint_);
     }, true);
     place_ = open_place(options, session);
     communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
-    session.require_equal("open", "checkpoint", checkpoint_->index_sha256() + "\n" + config_.sha256);
+    // Hosts may have copies of their own.
+    std::string facts = "index " + checkpoint_->index_sha256() + "\nconfig.json " + config_.sha256 + "\nweights " + weights_sha256_ +
+                        "\ntokenizer.json " + tokenizer_->sha256() + "\nstop ids";
+    for (const auto id : config_.stop_ids) facts += " " + std::to_string(id);
+    session.require_equal("open", "checkpoints", facts);
 }
 
 RankFacts Engine::facts() const {
@@ -124,7 +129,7 @@ std::int64_t Engine::ranks_on_device_of(std::size_t rank) const {
     });
 }
 
-ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_t tokens) const {
+ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, const std::vector<std::int64_t>& contexts) const {
     std::vector<RankMemory> memory;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const auto other = beside[r].scratch + beside[r].driver;
@@ -136,18 +141,16 @@ ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, std::int64_
     if (options_.prefill_chunk == 0) request.prefill_rows = on_gpus ? kPrefillRowsGpu : kPrefillRowsCpu;
     const ModelSizes sizes = inventory_->sizes();
     if (request.context != 0) return plan_for(options_, sizes, request, on_gpus);
-    // Unasked, the context need not be larger than anything this run will use, rounded up to a friendly size.
-    request.context = std::min(config_.max_positions, (std::max<std::int64_t>(tokens, 4096) + 255) / 256 * 256);
-    try {
-        return plan_for(options_, sizes, request, on_gpus);
-    } catch (const Error& e) {
-        if (e.code() != Exit::does_not_fit) throw;
-        request.context = 0;  // as many as fit; requests beyond it are refused one by one, the others run
-        return plan_for(options_, sizes, request, on_gpus);
-    }
+    // Unasked, the context need not be larger than anything this run will use.
+    return plan_for(options_, sizes, request, on_gpus, contexts);
 }
 
-void Engine::plan(std::int64_t tokens) {
+void Engine::plan(std::vector<std::int64_t> tokens) {
+    // Rounded up to friendly sizes.
+    tokens.push_back(0);
+    for (auto& n : tokens) n = std::min(config_.max_positions, (std::max<std::int64_t>(n, 4096) + 255) / 256 * 256);
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
     RankFacts mine;
     session_.agree("plan", [&] { mine = facts(); }, true);
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));

@@ -38,9 +38,9 @@ public:
     /// Opens and checks the checkpoint on every rank (headers only) and reads the tokenizer. Phase "open".
     Engine(const Options& options, mpi::Session& session);
 
-    /// Makes the plan from every rank's memory; `tokens` is the longest sequence asked for (a hint when --context is not
-    /// given). Phase "plan".
-    void plan(std::int64_t tokens);
+    /// Makes the plan from every rank's memory. `tokens`: the lengths of the sequences asked for, of which the plan serves the longest
+    /// that fits when --context is not given. Phase "plan".
+    void plan(std::vector<std::int64_t> tokens);
     /// Loads this rank's weights, allocates caches and workspace. Phase "load".
     void load();
     /// Throws when the part of the checkpoint that is read while the model runs was changed. Cheap enough for every step.
@@ -56,6 +56,7 @@ public:
     const ModelConfig& config() const { return config_; }
     const Tokenizer& tokenizer() const { return *tokenizer_; }
     const Inventory& inventory() const { return *inventory_; }
+    const std::string& weights_sha256() const { return weights_sha256_; }  ///< weights_fingerprint()
     const ShardPlan& shard_plan() const { return plan_; }
     SequenceState& state() { return *state_; }
     Model& model() { return *model_; }
@@ -70,7 +71,8 @@ private:
     struct BesideArrays {  ///< of one rank, bytes
         std::uint64_t scratch = 0, driver = 0;
     };
-    ShardPlan plan_with(const std::vector<BesideArrays>& beside, std::int64_t tokens) const;
+    /// `contexts`: rising.
+    ShardPlan plan_with(const std::vector<BesideArrays>& beside, const std::vector<std::int64_t>& contexts) const;
     StepLimits limits(const ShardPlan& plan) const;
 
     const Options& options_;
@@ -78,6 +80,7 @@ private:
     PlaceOfRank place_;
     std::unique_ptr<Communicator> communicator_;
     std::optional<Checkpoint> checkpoint_;
+    std::string weights_sha256_;
     ModelConfig config_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<Inventory> inventory_;

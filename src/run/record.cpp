@@ -1,16 +1,17 @@
 #include "record.hpp"
 
-#include <algorithm>
+#include <sstream>
 
-#include "../digest.hpp"
+#include "../options/values.hpp"
 
 namespace ftmpi {
 namespace {
 
-std::string joined(const std::vector<std::string>& words) {
-    std::string s;
-    for (const auto& w : words) s += (s.empty() ? "" : " ") + w;
-    return s;
+template <class T>
+std::string joined(const std::vector<T>& items) {
+    std::ostringstream text;
+    for (std::size_t i = 0; i < items.size(); ++i) text << (i ? " " : "") << items[i];
+    return text.str();
 }
 
 std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
@@ -20,25 +21,6 @@ std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
         v.push_back(r.end);
     }
     return v;
-}
-
-/// SHA-256 over samples of the weights: two fine-tunes of one model have equal configurations and equal indexes. The largest
-/// tensors and some hundred others are sampled at a few places, so that it costs milliseconds at any size.
-std::string weights_fingerprint(const Checkpoint& checkpoint) {
-    constexpr std::size_t kTensors = 512, kLargest = 64, kSpots = 16, kBytes = 64;
-    std::vector<const TensorView*> all, sampled;
-    for (const auto& [name, tensor] : checkpoint.tensors()) all.push_back(&tensor);
-    const std::size_t step = all.size() / kTensors + 1;
-    for (std::size_t i = 0; i < all.size(); i += step) sampled.push_back(all[i]);
-    std::stable_sort(all.begin(), all.end(), [](const auto* a, const auto* b) { return a->bytes > b->bytes; });
-    sampled.insert(sampled.end(), all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(kLargest, all.size())));
-    Digest digest;
-    for (const TensorView* t : sampled) {
-        digest.update(t->name.data(), t->name.size());
-        const std::size_t n = std::min(kBytes, t->bytes);
-        for (std::size_t s = 0; s < kSpots; ++s) digest.update(t->data + (t->bytes - n) * s / (kSpots - 1), n);
-    }
-    return hex(digest.value());
 }
 
 /// "shared" is the shared expert's here.
@@ -129,12 +111,16 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std
     auto line = [&](const char* label, const std::string& value) { r.identity += std::string(label) + ": " + value + "\n"; };
     line("model config", engine.config().sha256);
     line("model index", engine.checkpoint().index_sha256());
-    line("model weights", weights_fingerprint(engine.checkpoint()));
-    line("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
+    line("model weights", engine.weights_sha256());
+    line("tokenizer", engine.tokenizer().sha256());
+    line("stop ids", joined(engine.config().stop_ids));
+    line("numerics", o.numerics == Numerics::exact ? "exact" : "fast on " + engine.ranks()[0].device.backend + " " +
+                                                                   engine.ranks()[0].device.capability + ", chunks of " +
+                                                                   std::to_string(plan.prefill_rows));
     line("kv", std::string(name_of(plan.kv)));
-    line("temperature", std::to_string(o.temperature));
+    line("temperature", values::text_of(o.temperature));
     line("top-k", std::to_string(o.top_k));
-    line("top-p", std::to_string(o.top_p));
+    line("top-p", values::text_of(o.top_p));
     line("seed", std::to_string(o.seed));
     line("max-tokens", std::to_string(o.max_tokens));
     line("ignore-eos", o.ignore_eos ? "yes" : "no");

@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "../digest.hpp"
 #include "../error.hpp"
 #include "normalizer.hpp"
 #include "text_file.hpp"
@@ -136,6 +137,7 @@ public:
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             refuse(file_, simdjson::error_message(error));
         }
+        definition_.sha256 = hex(sha256(text));
         const auto root = object_at(document, file_);
         check_keys(root,
                    {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",

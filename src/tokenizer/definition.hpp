@@ -24,6 +24,7 @@ struct TokenizerDefinition {
     AddedTokens normalized;  ///< matched in the normalized text
     std::unordered_map<std::string, std::int32_t> added_ids;
     std::unordered_set<std::int32_t> special_ids;
+    std::string sha256;  ///< of the file's bytes
 };
 
 /// Reads a tokenizer.json. Error(bad_input) names the file and the key.

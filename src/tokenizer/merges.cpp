@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <random>
 #include <string>
 
 #include "../error.hpp"
@@ -11,6 +12,12 @@ namespace ftmpi {
 
 namespace {
 
+/// Drawn anew in each process, so that no file can choose pairs that all meet in one slot.
+std::uint64_t random_odd() {
+    std::random_device source;
+    return std::uint64_t{source()} << 32 | source() | 1;
+}
+
 constexpr std::size_t kShort = 32;  ///< pieces up to this many bytes are searched again after each join, longer ones queue
 
 }  // namespace
@@ -18,9 +25,10 @@ constexpr std::size_t kShort = 32;  ///< pieces up to this many bytes are search
 void Merges::reserve(std::size_t merges) { grow(std::bit_ceil(merges * 2 + 16)); }
 
 std::size_t Merges::slot_of(std::int32_t left, std::int32_t right) const {
+    static const std::uint64_t factor = random_odd();
     const std::size_t mask = slots_.size() - 1;
     const auto key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
-    auto slot = static_cast<std::size_t>((key * 0x9E3779B97F4A7C15u) >> 32) & mask;
+    auto slot = static_cast<std::size_t>((key * factor) >> (64 - std::countr_zero(slots_.size())));
     while (slots_[slot].left != -1 && (slots_[slot].left != left || slots_[slot].right != right)) slot = (slot + 1) & mask;
     return slot;
 }

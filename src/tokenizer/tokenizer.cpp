@@ -32,6 +32,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
     return Tokenizer(std::make_unique<State>(read_definition(directory / "tokenizer.json")));
 }
 
+const std::string& Tokenizer::sha256() const { return state_->sha256; }
+
 Tokenizer::Tokenizer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;

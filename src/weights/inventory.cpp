@@ -36,6 +36,7 @@ RowBlock StoredMatrix::block(Range r) const {
     RowBlock b;
     b.rows = r.size();
     b.name = codes->name;
+    b.stored_row = first_code_row + r.begin;
     b.pitch = code_bytes(format, cols);
     b.codes = codes->data + static_cast<std::size_t>(first_code_row + r.begin) * b.pitch;
     b.multiplier = multiplier;
@@ -197,6 +198,7 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
                                                    r.fused(fused_up, config.experts, 2 * w, config.hidden, e, w, w),
                                                    r.fused(fused_down, config.experts, config.hidden, w, e, 0, config.hidden)}
                                           : expert_at(experts + std::to_string(e) + ".", w));
+        r.give_up();
     }
 
     std::vector<std::string> unknown;

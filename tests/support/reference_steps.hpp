@@ -90,6 +90,7 @@ struct StoredMatrix {
                 b.pitch = pitch;
                 b.scale_pitch = scale_pitch;
                 b.name = "test.weight";
+                b.stored_row = from;
                 if (format == Format::fp8_block) {
                     b.scales = reinterpret_cast<const std::byte*>(scales.data() +
                                                                   static_cast<std::size_t>(g) * plane_rows() * scale_pitch);
