@@ -2,8 +2,30 @@
 // --resume goes on from what is there.
 #define BOOST_TEST_MODULE results_journal
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "results_checks.hpp"
+
+namespace {
+
+/// Asked before each flush and each cut of a file (the call's number): an errno in place of the call, or 0.
+std::function<int(long call, int fd)> on_disk;
+
+int asked_first(long call, int fd, long argument = 0) {
+    if (const int error = on_disk ? on_disk(call, fd) : 0) {
+        errno = error;
+        return -1;
+    }
+    return static_cast<int>(::syscall(call, fd, argument));
+}
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int fsync(int fd) { return asked_first(SYS_fsync, fd); }
+extern "C" int fdatasync(int fd) { return asked_first(SYS_fdatasync, fd); }
+extern "C" int ftruncate(int fd, off_t bytes) noexcept { return asked_first(SYS_ftruncate, fd, bytes); }
 
 BOOST_AUTO_TEST_CASE(journals_of_killed_runs) {
     Folder folder;
@@ -248,4 +270,63 @@ BOOST_AUTO_TEST_CASE(resume) {
     write_bytes(folder.path / "bad.h5", "not HDF5");
     check_error(Exit::bad_input, {"not an HDF5 file"},
                 [&] { ResultFile(folder.path / "bad.h5", sample_run(), Existing::resume); });
+}
+
+BOOST_AUTO_TEST_CASE(zeros_that_a_loss_of_power_leaves) {
+    Folder folder;
+    leave_journal(folder.file, 2);
+    const std::string whole = bytes_of(folder.journal);
+    for (const std::size_t zeros : {1, 23, 24, 100, 4096, 200'000}) {
+        write_bytes(folder.journal, whole + std::string(zeros, '\0'));
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(results.finished().size() == 2u);
+        BOOST_TEST((results.warning().find("byte" + std::string(zeros == 1 ? "" : "s") + " from there on") != std::string::npos),
+                   results.warning());
+    }
+    write_bytes(folder.journal, std::string(300, '\0'));
+    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().empty()); }
+    write_bytes(folder.journal, whole + std::string(100, '\0') + "x");
+    check_error(Exit::bad_input, {"no record"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+}
+
+BOOST_AUTO_TEST_CASE(a_torn_tail_is_cut_before_it_is_written_over) {
+    Folder folder;
+    leave_journal(folder.file, 2);
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        RequestRecord longer = sample_request(2);
+        longer.text = std::string(10'000, 't');
+        results.append(longer);
+    }
+    const std::string whole = bytes_of(folder.journal);
+    write_bytes(folder.journal, whole.substr(0, whole.size() - 5));
+    const int status = in_child([&] {
+        on_disk = [&](long call, int fd) {
+            struct stat given {}, journal{};
+            if (call == SYS_ftruncate && ::fstat(fd, &given) == 0 && ::stat(folder.journal.c_str(), &journal) == 0 &&
+                given.st_ino == journal.st_ino)
+                ::kill(::getpid(), SIGKILL);
+            return 0;
+        };
+        ResultFile(folder.file, sample_run(), Existing::resume);
+        return 0;
+    });
+    BOOST_TEST(status == 128 + SIGKILL);
+    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 2u); }
+}
+
+BOOST_AUTO_TEST_CASE(flushes_that_a_signal_interrupts) {
+    Folder folder;
+    bool interrupted = false;
+    on_disk = [&](long call, int) { return call != SYS_ftruncate && (interrupted = !interrupted) ? EINTR : 0; };
+    write_run(folder.file, 2);
+    BOOST_TEST(!interrupted);
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(!interrupted);
+    }
+    BOOST_TEST(recover_results(folder.file) == 2);
+    BOOST_TEST(!interrupted);
+    on_disk = nullptr;
+    BOOST_TEST(folder.list() == "out.h5");
 }

@@ -9,6 +9,16 @@
 
 namespace ftmpi {
 
+namespace {
+
+int flush(int fd, int (*sync)(int)) {
+    while (sync(fd) != 0)
+        if (errno != EINTR) return errno == EINVAL ? 0 : errno;
+    return 0;
+}
+
+}  // namespace
+
 Descriptor::~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
 }
@@ -50,11 +60,11 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
     return folder.empty() ? "." : folder;
 }
 
+int flush_data(int fd) { return flush(fd, ::fdatasync); }
+
 int flush_path(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file.get() < 0) return errno;
-    if (::fsync(file.get()) == 0 || errno == EINVAL) return 0;
-    return errno;
+    return file.get() < 0 ? errno : flush(file.get(), ::fsync);
 }
 
 std::uint64_t size_of_file(int fd) {

@@ -37,8 +37,9 @@ int read_all(int fd, void* data, std::size_t bytes, std::uint64_t offset);
 /// The folder that holds `path`; "." for a bare name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
 
-/// Flushes a file's data, or a folder's entries, to the disk; returns 0 or an errno. File systems that cannot flush a
-/// folder (EINVAL) count as flushed.
+/// Flush an open file's data, or a file or a folder's entries by name, to the disk, however often a signal interrupts; return 0 or
+/// an errno. File systems that cannot flush a folder (EINVAL) count as flushed.
+int flush_data(int fd);
 int flush_path(const std::filesystem::path& path);
 
 std::uint64_t size_of_file(int fd);

@@ -20,7 +20,6 @@ namespace ftmpi {
 namespace {
 
 constexpr std::string_view magic = "ftmpi journal 1\n";
-constexpr std::size_t head_bytes = 24;
 
 using Check = std::array<char, 8>;
 
@@ -58,37 +57,51 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
     JournalEnd end;
     const auto stop = [&](JournalEnd::Kind kind, const std::string& what) {
         end.kind = kind;
+        end.left_out_bytes = size - end.whole_bytes;
         end.note = path.string() + ": after " + counted(end.requests, "finished request") + ", at byte " +
                    std::to_string(end.whole_bytes) + ", " + what + "; the " +
-                   counted(static_cast<std::int64_t>(size - end.whole_bytes), "byte") + " from there on were left out";
+                   counted(static_cast<std::int64_t>(end.left_out_bytes), "byte") + " from there on were left out";
         return end;
+    };
+    // After a loss of power a file may have its new size but not yet the bytes.
+    const auto only_zeros_follow = [&] {
+        std::string block(std::size_t{1} << 16, '\0');
+        for (std::uint64_t at = end.whole_bytes; at < size; at += block.size()) {
+            read(block.data(), std::min<std::uint64_t>(block.size(), size - at), at);
+            if (block.find_first_not_of('\0') != std::string::npos) return false;
+        }
+        return true;
     };
 
     std::string begin(std::min<std::uint64_t>(size, magic.size()), '\0');
     read(begin.data(), begin.size(), 0);
-    if (begin != magic.substr(0, begin.size()))
+    if (begin != magic.substr(0, begin.size())) {
+        if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "there are only zeros");
         throw Error(Exit::bad_input, path.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
+    }
     if (size < magic.size()) return size == 0 ? end : stop(JournalEnd::Kind::torn, "the first line is incomplete");
     end.whole_bytes = magic.size();
 
     std::string payload;
     while (end.whole_bytes < size) {
         const std::uint64_t left = size - end.whole_bytes;
-        std::array<char, head_bytes> head;
-        if (left < head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
-        read(head.data(), head_bytes, end.whole_bytes);
+        std::array<char, record_head_bytes> head;
+        if (left < record_head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
+        read(head.data(), record_head_bytes, end.whole_bytes);
         std::uint64_t length = 0;
         std::memcpy(&length, head.data(), sizeof length);
         const Check of_length = check_of(end.records, {head.data(), 8});
-        if (std::memcmp(of_length.data(), head.data() + 8, 8) != 0)
+        if (std::memcmp(of_length.data(), head.data() + 8, 8) != 0) {
+            if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "only zeros follow");
             return stop(JournalEnd::Kind::damaged, "bytes follow that are no record, or a record's length was changed");
-        if (length > left - head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
+        }
+        if (length > left - record_head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
         payload.resize(length);
-        read(payload.data(), payload.size(), end.whole_bytes + head_bytes);
+        read(payload.data(), payload.size(), end.whole_bytes + record_head_bytes);
         const Check of_payload = check_of(end.records, payload);
         if (std::memcmp(of_payload.data(), head.data() + 16, 8) != 0) {
             // A disk that lost power may hold the length but not yet the bytes of the last record.
-            const bool last = length == left - head_bytes;
+            const bool last = length == left - record_head_bytes;
             return stop(last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
                         std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
         }
@@ -110,7 +123,7 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
             ++end.requests;
         }
         ++end.records;
-        end.whole_bytes += head_bytes + length;
+        end.whole_bytes += record_head_bytes + length;
     }
     return end.records > 0 ? end : stop(JournalEnd::Kind::torn, "the record of the run is missing");
 }
@@ -182,6 +195,7 @@ JournalEnd Journal::scan(const OnRun& on_run, const OnRequest& on_request) {
 }
 
 void Journal::start(const JournalRun& run) {
+    if (const int error = flush_path(folder_of(path_))) fail("its folder cannot be flushed", error);
     end_ = 0;
     records_ = 0;
     if (::ftruncate(file_.get(), 0) != 0) fail("cannot be emptied", errno);
@@ -191,34 +205,28 @@ void Journal::start(const JournalRun& run) {
     }
     end_ = magic.size();
     append(encode(run));
-    if (const int error = flush_path(folder_of(path_))) fail("its folder cannot be flushed", error);
 }
 
 void Journal::append_unflushed(std::string_view record) {
     const std::string head = head_of(records_, record);
-    int error = write_all(file_.get(), head, end_);
+    // A torn tail of an earlier run goes first: the rest of one longer than this record would look like damage behind it.
+    int error = 0;
+    if (size_of_file(file_.get()) > end_ && ::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) error = errno;
+    if (!error) error = write_all(file_.get(), head, end_);
     if (!error) error = write_all(file_.get(), record, end_ + head.size());
-    // What lies behind a torn tail of an earlier run goes with the first record that is written over it.
-    const std::uint64_t end = end_ + head.size() + record.size();
-    if (!error && size_of_file(file_.get()) > end && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) error = errno;
     if (error) {
         [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), static_cast<off_t>(end_));
         fail("a record of " + std::to_string(record.size()) + " bytes cannot be written", error);
     }
-    end_ = end;
+    end_ += head.size() + record.size();
     ++records_;
 }
 
 void Journal::append(std::string_view record) {
     const std::uint64_t end = end_;
     append_unflushed(record);
-    int error = 0;
-    while (::fdatasync(file_.get()) != 0) {
-        if (errno == EINTR) continue;
-        error = errno;
-        break;
-    }
-    if (error == 0 || error == EINVAL) return;
+    const int error = flush_data(file_.get());
+    if (error == 0) return;
     [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), static_cast<off_t>(end));
     end_ = end;
     --records_;
@@ -226,7 +234,7 @@ void Journal::append(std::string_view record) {
 }
 
 void Journal::flush() {
-    if (::fdatasync(file_.get()) != 0 && errno != EINVAL && errno != EINTR) fail("cannot be flushed to the disk", errno);
+    if (const int error = flush_data(file_.get())) fail("cannot be flushed to the disk", error);
 }
 
 void Journal::remove() noexcept { ::unlink(path_.c_str()); }

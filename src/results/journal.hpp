@@ -14,15 +14,19 @@
 
 namespace ftmpi {
 
+/// What a record takes beside its payload.
+constexpr std::size_t record_head_bytes = 24;
+
 /// Where the whole records of a journal end, and what follows them.
 struct JournalEnd {
     enum class Kind {
         clean,    ///< nothing follows
-        torn,     ///< the last record is incomplete, as a kill or a full disk leaves it
+        torn,     ///< the last record is incomplete, as a kill, a full disk or a loss of power leaves it
         damaged,  ///< bytes inside were changed: records that follow may have been whole
     };
     Kind kind = Kind::clean;
     std::uint64_t whole_bytes = 0;  ///< 0: not even the magic line
+    std::uint64_t left_out_bytes = 0;
     std::int64_t records = 0, requests = 0;
     std::string note;  ///< one sentence unless clean
 };
@@ -49,7 +53,8 @@ public:
 
     /// Reads all whole records; a following append goes after them, over what is not whole.
     JournalEnd scan(const OnRun& on_run, const OnRequest& on_request);
-    /// Empties the file and writes `run` as its first record.
+    /// Empties the file and writes `run` as its first record. The folder is flushed before: what the file held may have been
+    /// kept only because the name of the result made of it was not on the disk.
     void start(const JournalRun& run);
     /// Appends an encoded record and flushes it. On failure the file is cut back and Error(failure) thrown.
     void append(std::string_view record);
