@@ -63,7 +63,7 @@ public:
 
     /// Checks that `path` can be written, before any work: its folder, an existing file (refused unless asked for), HDF5
     /// locking, a journal of an earlier run. With Existing::resume the finished requests of a journal or a finished file
-    /// with the same identity are kept. Throws Error.
+    /// with the same identity are kept; a file that --overwrite was given for before stays one to be replaced. Throws Error.
     ResultFile(std::filesystem::path path, RunRecord run, Existing existing);
     ~ResultFile();
 
@@ -77,8 +77,9 @@ public:
     /// Appends to PATH.journal: length, checksum, record; flushed to disk before it returns. On failure (a full disk, say)
     /// the journal is cut back to its last whole record and Error(failure) is thrown; appending may be tried again.
     void append(const RequestRecord& request);
-    /// Writes PATH.part from the journal, renames it to PATH, removes the journal. On failure the journal stays. To be called
-    /// once. A ResultFile destroyed without it keeps a journal that holds a finished request and removes an empty one.
+    /// Writes PATH.part from the journal, renames it to PATH, removes the journal. On failure the journal stays; so it does, with a
+    /// note on stderr, where the folder cannot be flushed. To be called once. A ResultFile destroyed without it keeps a journal that
+    /// holds a finished request or names a file to replace, and removes an empty one.
     void finish(const SummaryRecord& summary);
 
 private:
@@ -99,7 +100,7 @@ struct StoredRun {
 StoredRun read_results(const std::filesystem::path& h5, bool with_logits = true);
 StoredRun read_journal(const std::filesystem::path& journal);
 /// Makes `h5` from `h5`.journal; returns the number of requests recovered. A finished file of another run under that name is
-/// refused unless `overwrite`. `note`, if given, gets one sentence when something was left out, else it is cleared.
+/// refused unless `overwrite`; one of this run that is unreadable is then set aside. `note`, if given, gets one sentence when something was left out, else it is cleared.
 std::int64_t recover_results(const std::filesystem::path& h5, bool overwrite = false, std::string* note = nullptr);
 
 /// The first difference of two runs, or empty when all requests of both agree in prompt ids, output ids and logit hashes.

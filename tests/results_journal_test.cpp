@@ -20,6 +20,12 @@ int asked_first(long call, int fd, long argument = 0) {
     return static_cast<int>(::syscall(call, fd, argument));
 }
 
+/// Folders cannot be flushed.
+int fail_folders(long, int fd) {
+    struct stat status {};
+    return ::fstat(fd, &status) == 0 && S_ISDIR(status.st_mode) ? EIO : 0;
+}
+
 }  // namespace
 
 // In place of the C library's.
@@ -272,6 +278,57 @@ BOOST_AUTO_TEST_CASE(resume) {
                 [&] { ResultFile(folder.path / "bad.h5", sample_run(), Existing::resume); });
 }
 
+BOOST_AUTO_TEST_CASE(resume_replaces_what_overwrite_was_given_for) {
+    Folder folder;
+    write_run(folder.file, 3);
+    for (const std::int64_t done : {0, 1}) {
+        const int status = in_child([&] {
+            ResultFile results(folder.file, sample_run(), Existing::overwrite);
+            for (std::int64_t i = 0; i < done; ++i) results.append(sample_request(i));
+            return ::kill(::getpid(), SIGKILL);
+        });
+        BOOST_TEST(status == 128 + SIGKILL);
+        check_error(Exit::bad_input, {"out.h5.journal was made by another run"},
+                    [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+        for (int resumed = 0; resumed < 2; ++resumed) {  // and ended again, without a kill
+            ResultFile results(folder.file, sample_run(), Existing::resume);
+            BOOST_TEST(results.finished().size() == static_cast<std::size_t>(done));
+            BOOST_TEST((results.warning().find("will be replaced") != std::string::npos), results.warning());
+        }
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        for (std::int64_t i = done; i < 2; ++i) results.append(sample_request(i));
+        results.finish({});
+        BOOST_TEST(read_results(folder.file).requests.size() == 2u);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(resume_replaces_no_other_file) {
+    Folder folder;
+    write_run(folder.path / "other.h5", 3);
+    const std::string other = bytes_of(folder.path / "other.h5");
+    for (const bool overwrite : {false, true}) {
+        if (overwrite) write_run(folder.file, 2);
+        const std::string old = bytes_of(folder.file);
+        leave_journal(folder.file, 1, overwrite ? Existing::overwrite : Existing::refuse);
+        const std::string journal = bytes_of(folder.journal);
+        write_bytes(folder.file, other);
+        check_error(Exit::usage, {"another run", "move it away"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        check_error(Exit::usage, {"another run", "move it away"}, [&] { recover_results(folder.file); });
+        BOOST_TEST((bytes_of(folder.file) == other && bytes_of(folder.journal) == journal));
+
+        // Put there while the run goes on.
+        fs::remove(folder.file);
+        if (overwrite) write_bytes(folder.file, old);
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        BOOST_TEST(results.finished().size() == 1u);
+        write_bytes(folder.file, other);
+        check_error(Exit::failure, {"another program", "recover"}, [&] { results.finish({}); });
+        BOOST_TEST((bytes_of(folder.file) == other));
+        fs::remove(folder.file);
+        fs::remove(folder.journal);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(zeros_that_a_loss_of_power_leaves) {
     Folder folder;
     leave_journal(folder.file, 2);
@@ -287,6 +344,39 @@ BOOST_AUTO_TEST_CASE(zeros_that_a_loss_of_power_leaves) {
     { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().empty()); }
     write_bytes(folder.journal, whole + std::string(100, '\0') + "x");
     check_error(Exit::bad_input, {"no record"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+}
+
+BOOST_AUTO_TEST_CASE(holes_among_the_copies_of_a_finished_file) {
+    Folder folder;
+    write_run(folder.file, 5);
+    { ResultFile results(folder.file, sample_run(), Existing::resume); }
+    const std::string whole = bytes_of(folder.journal);
+    std::uint64_t run_bytes = 0;
+    std::memcpy(&run_bytes, whole.data() + 16, sizeof run_bytes);
+    const std::size_t first_copy = 16 + 24 + run_bytes;
+    const auto with_hole = [](std::string bytes, std::size_t at) {
+        const std::size_t length = std::min<std::size_t>(64, bytes.size() - at);
+        return bytes.replace(at, length, length, '\0');
+    };
+    for (std::size_t at = first_copy; at < whole.size(); at += 61) {
+        write_bytes(folder.journal, with_hole(whole, at));
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        if (results.finished().size() != 5) BOOST_ERROR("hole at " << at << ": " << results.finished().size() << " requests");
+        BOOST_TEST(read_journal(folder.journal).requests.size() == 5u);
+    }
+    // What was appended behind the copies is nowhere else, and without the file nor are they.
+    write_bytes(folder.journal, whole);
+    {
+        ResultFile results(folder.file, sample_run(), Existing::resume);
+        results.append(sample_request(5));
+    }
+    const std::string longer = with_hole(bytes_of(folder.journal), first_copy + 30);
+    write_bytes(folder.journal, longer);
+    check_error(Exit::bad_input, {"recover"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    BOOST_TEST((bytes_of(folder.journal) == longer));
+    fs::remove(folder.file);
+    write_bytes(folder.journal, with_hole(whole, first_copy + 30));
+    check_error(Exit::bad_input, {"recover"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
 }
 
 BOOST_AUTO_TEST_CASE(a_torn_tail_is_cut_before_it_is_written_over) {
@@ -313,6 +403,73 @@ BOOST_AUTO_TEST_CASE(a_torn_tail_is_cut_before_it_is_written_over) {
     });
     BOOST_TEST(status == 128 + SIGKILL);
     { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 2u); }
+}
+
+BOOST_AUTO_TEST_CASE(recover_sets_aside_what_is_damaged) {
+    Folder folder;
+    write_run(folder.file, 3);
+    for (const std::string aside : {"out.h5.damaged", "out.h5.damaged.2", "out.h5.damaged.3"}) {
+        { ResultFile results(folder.file, sample_run(), Existing::resume); }
+        std::string damaged = bytes_of(folder.file);
+        damaged[1000] ^= 1;
+        if (aside.ends_with("2")) damaged.resize(damaged.size() / 2);
+        write_bytes(folder.file, damaged);
+        check_error(Exit::bad_input, {"out.h5", "move it away", "--overwrite"}, [&] { recover_results(folder.file); });
+        std::string note;
+        BOOST_TEST(recover_results(folder.file, true, &note) == 3);
+        BOOST_TEST((note.ends_with("kept as " + (folder.path / aside).string())), note);
+        BOOST_TEST((bytes_of(folder.path / aside) == damaged));
+    }
+    BOOST_TEST(folder.list() == "out.h5 out.h5.damaged out.h5.damaged.2 out.h5.damaged.3");
+
+    // Journals too.
+    const fs::path file = folder.path / "j.h5";
+    for (const std::string aside : {"j.h5.journal.damaged", "j.h5.journal.damaged.2"}) {
+        leave_journal(file, 2);
+        const std::string damaged = bytes_of(folder.path / "j.h5.journal") + std::string(40, aside.back());
+        write_bytes(folder.path / "j.h5.journal", damaged);
+        BOOST_TEST(recover_results(file) == 2);
+        fs::remove(file);
+        BOOST_TEST((bytes_of(folder.path / aside) == damaged));
+    }
+    BOOST_TEST((bytes_of(folder.path / "j.h5.journal.damaged").back() == 'd'));
+}
+
+BOOST_AUTO_TEST_CASE(a_folder_that_cannot_be_flushed) {
+    Folder folder;
+    const fs::path said = folder.path / "said";
+    const int status = in_child([&] {
+        ResultFile results(folder.file, sample_run(), Existing::refuse);
+        for (std::int64_t i = 0; i < 3; ++i) results.append(sample_request(i));
+        on_disk = fail_folders;
+        if (!std::freopen(said.c_str(), "w", stderr)) return 98;
+        results.finish({});
+        return 0;
+    });
+    BOOST_TEST(status == 0);
+    const std::string text = bytes_of(said);
+    BOOST_TEST((text.starts_with("note: ") && text.find("out.h5.journal was kept") != std::string::npos), text);
+    BOOST_TEST(folder.list() == "out.h5 out.h5.journal said");
+    BOOST_TEST(read_results(folder.file).complete);
+
+    // The journal is known by its id, and dropped by nobody before the name is on the disk.
+    const std::string journal = bytes_of(folder.journal);
+    on_disk = fail_folders;
+    check_error(Exit::failure, {"cannot be flushed"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    std::string note;
+    BOOST_TEST(recover_results(folder.file, false, &note) == 3);
+    BOOST_TEST((note.find("whole already") != std::string::npos && note.find("was kept") != std::string::npos), note);
+    BOOST_TEST((bytes_of(folder.journal) == journal));
+    // The power was lost, and the name with it.
+    fs::remove(folder.file);
+    BOOST_TEST(recover_results(folder.file, false, &note) == 3);
+    BOOST_TEST((note.find("was kept") != std::string::npos), note);
+    on_disk = nullptr;
+    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 3u); }
+    write_bytes(folder.journal, journal);
+    fs::remove(folder.file);
+    BOOST_TEST(recover_results(folder.file) == 3);
+    BOOST_TEST(folder.list() == "out.h5 said");
 }
 
 BOOST_AUTO_TEST_CASE(flushes_that_a_signal_interrupts) {

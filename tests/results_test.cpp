@@ -203,11 +203,11 @@ BOOST_AUTO_TEST_CASE(existing_files) {
     BOOST_TEST(fs::file_size(folder.file) < before.size());
     BOOST_TEST(folder.list() == "out.h5");
 
-    // An overwriting run that finished nothing leaves the old file alone.
+    // An overwriting run that finished nothing leaves the old file alone, and a journal that says what it was allowed to replace.
     const std::string two = bytes_of(folder.file);
     { ResultFile results(folder.file, sample_run(), Existing::overwrite); }
     BOOST_TEST((bytes_of(folder.file) == two));
-    BOOST_TEST(folder.list() == "out.h5");
+    BOOST_TEST(folder.list() == "out.h5 out.h5.journal");
 
     // A file that appears during a run that was not asked to replace one is not replaced.
     fs::remove(folder.file);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 #include <set>
 
@@ -20,7 +21,9 @@ namespace ftmpi {
 
 namespace {
 
-fs::path with_suffix(const fs::path& path, const char* suffix) { return path.string() + suffix; }
+fs::path with_suffix(const fs::path& path, const std::string& suffix) { return path.string() + suffix; }
+
+void add_sentence(std::string& text, const std::string& sentence) { text += (text.empty() || sentence.empty() ? "" : "; ") + sentence; }
 
 /// The file that will be written: the end of a symbolic link, in a folder that exists.
 fs::path output_target(const fs::path& path) {
@@ -90,10 +93,30 @@ std::string new_journal_id(const RunRecord& run) {
     return hex(sha256(run.identity + std::to_string(now) + " " + std::to_string(::getpid()))).substr(0, 32);
 }
 
-/// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET. Returns the number of
-/// requests. On failure there is no .part of this run, and TARGET is as it was.
+/// Renames a damaged file to the first free name of PATH.damaged, PATH.damaged.2, ...; those of earlier times stay as they are.
+fs::path set_aside(const fs::path& path, std::error_code& error) {
+    fs::path aside = with_suffix(path, ".damaged");
+    for (int n = 2; fs::exists(fs::symlink_status(aside, error)); ++n) aside = with_suffix(path, ".damaged." + std::to_string(n));
+    fs::rename(path, aside, error);
+    return aside;
+}
+
+/// Removes the journal of a result that was made, if the result's name is on the disk: a loss of power could otherwise leave
+/// neither. Returns a sentence when the journal was kept.
+std::string drop_journal(Journal& journal) {
+    const fs::path folder = folder_of(journal.path());
+    if (const int error = flush_path(folder))
+        return folder.string() + ": cannot be flushed to the disk: " + reason(error) + "; " + journal.path().string() +
+               " was kept in case the machine goes down; the next run or `ftmpi recover` removes it";
+    journal.remove();
+    return {};
+}
+
+/// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET, where nothing may be but
+/// the file with the fingerprint `replaceable`. Returns the number of requests. On failure there is no .part of this run, and TARGET
+/// is as it was.
 std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target, const SchemaReader* other,
-                          const SummaryRecord& summary, bool complete, bool may_replace, bool may_replace_part) {
+                          const SummaryRecord& summary, bool complete, const std::string& replaceable, bool may_replace_part) {
     try {
         PartFile part(with_suffix(target, ".part"), may_replace_part);
         SchemaWriter writer(part.path(), run);
@@ -110,11 +133,12 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
         if (const int error = flush_path(part.path()))
             throw Error(Exit::failure, part.path().string() + ": cannot be flushed to the disk: " + reason(error));
         std::error_code error;
-        if (!may_replace && fs::exists(target, error))
-            throw Error(Exit::failure, target.string() + ": was created by another program during the run and is not replaced");
-        if (may_replace && fs::exists(target, error)) refuse_other_than_result(target);
+        if (fs::exists(target, error)) {
+            if (!replaceable.empty()) refuse_other_than_result(target);
+            if (fingerprint(target) != replaceable)
+                throw Error(Exit::failure, target.string() + ": was put there by another program during the run and is not replaced");
+        }
         part.rename_to(target);
-        flush_path(folder_of(target));
         return static_cast<std::int64_t>(written.size());
     } catch (const Error& error) {
         throw Error(error.code() == Exit::bad_input ? Exit::failure : error.code(), error.what(),
@@ -129,9 +153,10 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
 struct ResultFile::State {
     State(fs::path path, RunRecord record, Existing existing);
     ~State() {
-        if (!done && indices.empty()) journal.remove();
+        // A --resume after --overwrite must know that the old file is not to be gone on from.
+        if (!done && indices.empty() && run.replaces.empty()) journal.remove();
     }
-    void keep_earlier(JournalIndex& found, bool file_exists);
+    void keep_earlier(JournalIndex& found);
 
     fs::path given, target;
     Journal journal;
@@ -139,8 +164,8 @@ struct ResultFile::State {
     std::set<std::int64_t> indices;
     std::vector<std::int64_t> finished;
     std::int64_t failed_before = 0;
-    std::string warning;
-    bool may_replace = false, may_replace_part = false, done = false;
+    std::string warning, replaceable;  ///< the latter: fingerprint of the file that was there at the start
+    bool may_replace_part = false, done = false;
 };
 
 ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
@@ -173,11 +198,13 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
         try_hdf5(with_suffix(target, ".part"), may_replace_part);
         run.run = std::move(record);
         run.journal_id = new_journal_id(run.run);
-        may_replace = file_exists;
-        if (existing == Existing::resume)
-            keep_earlier(found, file_exists);
-        else
+        if (file_exists && existing != Existing::refuse) replaceable = fingerprint(target);
+        if (existing == Existing::resume) {
+            keep_earlier(found);
+        } else {
+            run.replaces = replaceable;
             journal.start(run);
+        }
     } catch (...) {
         if (was_empty) journal.remove();
         throw;
@@ -185,49 +212,69 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
     finished.assign(indices.begin(), indices.end());
 }
 
-void ResultFile::State::keep_earlier(JournalIndex& found, bool file_exists) {
+void ResultFile::State::keep_earlier(JournalIndex& found) {
     const auto need_same = [&](const fs::path& from, const std::string& identity) {
         const std::string difference = identity_difference(identity, run.run.identity);
         if (!difference.empty())
             throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
                         "give the same model, prompts and options, or choose another --output");
     };
-    const bool from_journal = !found.indices.empty();
-    if (found.end.kind == JournalEnd::Kind::damaged)
-        throw Error(
-            Exit::bad_input, found.end.note,
-            "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
-    if (file_exists && from_journal && !found.first->keeps_file) refuse_other_than_result(target);
-    if (from_journal) need_same(journal.path(), found.last->run.identity);
+    const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
+    const bool keeps_file = found.first && found.first->keeps_file;
+    // What --overwrite was given for is replaced, also when the run was killed before it finished a request.
+    const bool replaces = file_exists && found.first && found.first->replaces == replaceable;
     std::optional<SchemaReader> file;
-    std::int64_t session = from_journal ? found.last->session + 1 : 0;
-    if (file_exists && (!from_journal || found.first->keeps_file)) {
-        file.emplace(target);
+    if (file_exists && !replaces && (keeps_file || !from_journal)) file.emplace(target);
+    const auto each_copy = [&](const auto& visit) {
+        for (const auto index : file->indices())
+            if (!found.indices.contains(index)) visit(file->request(index, true));
+    };
+    if (found.end.kind == JournalEnd::Kind::damaged) {
+        // Copies from the file are flushed together, so a loss of power may leave holes among them. Whatever follows the copies was
+        // appended after that flush: what is no longer than the copies that are missing holds nothing else.
+        std::uint64_t copies = 0;
+        if (keeps_file && file)
+            each_copy([&](const RequestRecord& r) { copies += record_head_bytes + encode(r, r.session).size(); });
+        if (found.end.left_out_bytes > copies)
+            throw Error(
+                Exit::bad_input, found.end.note,
+                "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
+        found.end.note += ", and are taken from " + given.string() + " again";
+    }
+    if (from_journal && file_exists && !file && !replaces) {
+        refuse_other_than_result(target);
+        throw Error(Exit::usage, given.string() + " exists and is the result of another run than the journal's",
+                    "move it away, then --resume again");
+    }
+    if (from_journal || replaces) need_same(journal.path(), found.last->run.identity);
+    run.session = from_journal ? found.last->session + 1 : 0;
+    if (file) {
         const JournalRun before = file->run();
         need_same(target, before.run.identity);
-        if (!file->indices().empty()) session = std::max(session, before.session + 1);
+        if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
     }
-    run.session = session;
+    if (replaces) add_sentence(warning, given.string() + " will be replaced, as --overwrite asked before");
     if (from_journal) {
-        if (!found.end.note.empty()) warning += (warning.empty() ? "" : "; ") + found.end.note;
+        add_sentence(warning, found.end.note);
         run.journal_id = found.first->journal_id;
-        run.keeps_file = found.first->keeps_file;
-        indices = std::move(found.indices);
-        failed_before = found.failed;
+        run.keeps_file = keeps_file;
+        run.replaces = found.first->replaces;
         journal.append(encode(run));
     } else {
         run.keeps_file = file.has_value();
+        if (replaces) run.replaces = replaceable;
         journal.start(run);
     }
-    if (!file) return;
-    for (const auto index : file->indices()) {
-        if (indices.contains(index)) continue;
-        const RequestRecord request = file->request(index, true);
-        journal.append_unflushed(encode(request, request.session));
-        indices.insert(index);
-        if (!request.error.empty()) ++failed_before;
+    failed_before = found.failed;
+    if (file) {
+        each_copy([&](const RequestRecord& request) {
+            journal.append_unflushed(encode(request, request.session));
+            indices.insert(request.index);
+            if (!request.error.empty()) ++failed_before;
+        });
+        journal.flush();
     }
-    journal.flush();
+    indices.merge(found.indices);
 }
 
 ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing)
@@ -257,9 +304,9 @@ void ResultFile::finish(const SummaryRecord& summary) {
                         std::to_string(s.indices.size()) + " finished requests: it was changed by another program. " +
                         found.end.note,
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
-    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.may_replace, s.may_replace_part);
+    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.replaceable, s.may_replace_part);
     s.done = true;
-    s.journal.remove();
+    if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
 std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* note) {
@@ -274,30 +321,45 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     const JournalIndex found = index_journal(journal);
     if (found.first && file_exists && journal_id_of(target) == found.first->journal_id) {
         const auto requests = static_cast<std::int64_t>(SchemaReader(target).indices().size());
-        journal.remove();
-        if (note) *note = h5.string() + " was whole already; only its journal was left to remove";
+        std::string said = h5.string() + " was whole already; only its journal was left to remove";
+        add_sentence(said, drop_journal(journal));
+        if (note) *note = said;
         return requests;
     }
     if (found.indices.empty())
         throw Error(Exit::bad_input, journal_path.string() + " holds no finished request: there is nothing to recover" +
                                          (found.end.note.empty() ? "" : "; " + found.end.note));
+    std::string said = found.end.note, replaceable = file_exists ? fingerprint(target) : "";
     std::optional<SchemaReader> file;
-    if (file_exists && found.first->keeps_file) file.emplace(target);
-    if (file && file->run().run.identity != found.last->run.identity) file.reset();
-    if (file_exists && !file && !overwrite)
-        throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
-                    "add --overwrite to replace it, or move it away");
-    if (file_exists && !file) refuse_other_than_result(target);
-    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, file_exists, true);
-    if (found.end.kind == JournalEnd::Kind::damaged) {
-        const fs::path aside = with_suffix(journal_path, ".damaged");
-        std::error_code error;
-        fs::rename(journal_path, aside, error);
-        if (note) *note = found.end.note + (error ? "" : "; the journal was kept as " + aside.string());
-    } else {
-        journal.remove();
-        if (note) *note = found.end.note;
+    try {
+        if (file_exists && found.first->keeps_file) file.emplace(target);
+        if (file && file->run().run.identity != found.last->run.identity) file.reset();
+    } catch (const Error& error) {
+        if (!overwrite)
+            throw Error(error.code(), error.what(), "move it away, then recover, or add --overwrite, which sets it aside");
+        std::error_code failed;
+        const fs::path aside = set_aside(target, failed);
+        if (failed) throw Error(Exit::failure, h5.string() + ": cannot be renamed to " + aside.string() + ": " + failed.message());
+        add_sentence(said, std::string(error.what()) + "; it was kept as " + aside.string());
+        file.reset();
+        replaceable.clear();
     }
+    if (!replaceable.empty() && !file) {
+        if (!overwrite)
+            throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
+                        "add --overwrite to replace it, or move it away");
+        refuse_other_than_result(target);
+    }
+    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, replaceable, true);
+    if (found.end.kind == JournalEnd::Kind::damaged) {
+        std::error_code failed;
+        const fs::path aside = set_aside(journal_path, failed);
+        if (!failed) add_sentence(said, "the journal was kept as " + aside.string());
+        flush_path(folder_of(target));
+    } else {
+        add_sentence(said, drop_journal(journal));
+    }
+    if (note) *note = said;
     return requests;
 }
 

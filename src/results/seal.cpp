@@ -34,6 +34,14 @@ std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& pat
     return seal;
 }
 
+/// The seal that a file ends with; empty when it has none.
+std::string read_seal(int fd) {
+    const std::uint64_t size = size_of_file(fd);
+    std::string seal(seal_bytes, '\0');
+    const bool read = size >= seal_bytes && read_all(fd, seal.data(), seal.size(), size - seal_bytes) == 0;
+    return read && seal.starts_with(magic) ? seal : std::string();
+}
+
 }  // namespace
 
 void seal_file(const std::filesystem::path& path) {
@@ -47,25 +55,29 @@ void seal_file(const std::filesystem::path& path) {
 
 bool is_sealed(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    const std::uint64_t size = file.get() < 0 ? 0 : size_of_file(file.get());
-    std::string seal(seal_bytes, '\0');
-    return size >= seal_bytes && read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) == 0 && seal.starts_with(magic);
+    return file.get() >= 0 && !read_seal(file.get()).empty();
+}
+
+std::string fingerprint(const std::filesystem::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
+    std::string seal = read_seal(file.get());
+    if (seal.empty()) seal = seal_of(file.get(), size_of_file(file.get()), path, Exit::bad_input);
+    Sha256 value;
+    std::copy_n(seal.begin() + magic.size(), value.size(), value.begin());
+    return hex(value);
 }
 
 void check_seal(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
-    const auto unsealed = [&] {
+    const std::string seal = read_seal(file.get());
+    if (seal.empty())
         throw Error(Exit::bad_input,
                     path.string() + ": has not the SHA-256 that ends every result file: it is truncated, or another program "
                                     "wrote it",
                     "copy it again from where it was made");
-    };
-    const std::uint64_t size = size_of_file(file.get());
-    if (size < seal_bytes) unsealed();
-    std::string seal(seal_bytes, '\0');
-    if (read_all(file.get(), seal.data(), seal.size(), size - seal_bytes) != 0 || !seal.starts_with(magic)) unsealed();
-    if (seal_of(file.get(), size - seal_bytes, path, Exit::bad_input) != seal)
+    if (seal_of(file.get(), size_of_file(file.get()) - seal_bytes, path, Exit::bad_input) != seal)
         throw Error(Exit::bad_input,
                     path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",
                     "copy it again from where it was made");

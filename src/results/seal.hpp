@@ -4,11 +4,16 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 namespace ftmpi {
 
 /// True for a regular file that ends as every result does; its bytes are not looked at.
 bool is_sealed(const std::filesystem::path& path);
+
+/// What tells a file from every other: the SHA-256 in its seal, which a damaged file keeps, else that of all its bytes. Throws
+/// Error(bad_input) when it cannot be read.
+std::string fingerprint(const std::filesystem::path& path);
 
 /// Appends the seal. Throws Error(failure).
 void seal_file(const std::filesystem::path& path);

@@ -56,8 +56,9 @@ public:
         if (n < 0 || static_cast<std::uint64_t>(n) > bytes_.size() / size) bad();
         return static_cast<std::size_t>(n);
     }
+    bool at_end() const { return bytes_.empty(); }
     void finish() const {
-        if (!bytes_.empty()) bad();
+        if (!at_end()) bad();
     }
     [[noreturn]] static void bad() {
         throw Error(Exit::bad_input, "journal: a record does not have the layout of this version");
@@ -105,6 +106,7 @@ std::string encode(const JournalRun& record) {
         out.put(values);
     }
     out.put(record.run.identity);
+    if (!record.replaces.empty()) out.put(record.replaces);  // not there in journals from before it was known
     return out.take();
 }
 
@@ -128,6 +130,10 @@ JournalRun decode_run(std::string_view bytes) {
         in.get(values);
     }
     in.get(record.run.identity);
+    if (!in.at_end()) {
+        in.get(record.replaces);
+        if (record.replaces.empty()) Decoder::bad();
+    }
     in.finish();
     return record;
 }

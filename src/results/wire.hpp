@@ -15,6 +15,7 @@ struct JournalRun {
     std::int64_t session = 0;
     std::string journal_id;   ///< differs from one journal to the next; the HDF5 file made from it carries it too
     bool keeps_file = false;  ///< the finished file under the final name belongs to this run (--resume)
+    std::string replaces;     ///< fingerprint of the file under the final name that --overwrite was given for; empty: none
 };
 
 enum class RecordKind : std::uint8_t { run = 1, request = 2 };
