@@ -289,8 +289,9 @@ void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& rout
         static const bool allowed = (allow_shared(experts_up_few<kKnown, false>, most_dynamic(card)),
                                      allow_shared(experts_up_few<kKnown, true>, most_dynamic(card)), true);
         static_cast<void>(allowed);
-        launch_early("experts_up", a.logits ? experts_up_few<kKnown, true> : experts_up_few<kKnown, false>,
-                           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), dim3(32 * kWarps), bytes, stream, a);
+        // Experts chosen by a kernel of their own: that one must have ended before the kernel behind this one reads them, early.
+        launch_when(a.logits, "experts_up", a.logits ? experts_up_few<kKnown, true> : experts_up_few<kKnown, false>,
+                    dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), dim3(32 * kWarps), bytes, stream, a);
     });
 }
 

@@ -389,7 +389,8 @@ bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const 
         const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
         a.copies = units > card.multiprocessors ? 2 : 1;
         const int workers = a.copies * (a.top_k + 1);
-        launch_early("experts_up", logits ? experts_up_step<F, kSets, true> : experts_up_step<F, kSets, false>,
+        // As in experts.cu: a kernel that chose the experts has ended before this one lets the next begin.
+        launch_when(logits, "experts_up", logits ? experts_up_step<F, kSets, true> : experts_up_step<F, kSets, false>,
                dim3(static_cast<unsigned>((units + a.copies - 1) / a.copies), static_cast<unsigned>(rows)),
                dim3(static_cast<unsigned>(32 * (workers + (logits ? 1 : 0)))), most_bytes(workers), stream, a);
     });

@@ -28,16 +28,14 @@ constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16
 class Team {
 public:
     explicit Team(int threads) {
-        for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { serve(); });
-    }
-    ~Team() {
-        {
-            const std::lock_guard lock(mutex_);
-            stop_ = true;
+        try {
+            for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { serve(); });
+        } catch (...) {  // out of threads: those that run must end before their Team does
+            stop();
+            throw;
         }
-        wake_.notify_all();
-        for (auto& t : threads_) t.join();
     }
+    ~Team() { stop(); }
     /// Calls task(0) .. task(count - 1), each once, and returns when all are done; the first exception is thrown again.
     void run(std::size_t count, const std::function<void(std::size_t)>& task) {
         {
@@ -57,6 +55,14 @@ public:
     }
 
 private:
+    void stop() {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        for (auto& t : threads_) t.join();
+    }
     void work() {
         for (std::size_t i; (i = next_.fetch_add(1)) < count_;) {
             try {
