@@ -100,7 +100,8 @@ struct StoredRun {
 StoredRun read_results(const std::filesystem::path& h5, bool with_logits = true);
 StoredRun read_journal(const std::filesystem::path& journal);
 /// Makes `h5` from `h5`.journal; returns the number of requests recovered. A finished file of another run under that name is
-/// refused unless `overwrite`; one of this run that is unreadable is then set aside. `note`, if given, gets one sentence when something was left out, else it is cleared.
+/// refused unless `overwrite`; one of this run that is unreadable is then set aside. `note`, if given, gets one sentence when
+/// something was left out, else it is cleared.
 std::int64_t recover_results(const std::filesystem::path& h5, bool overwrite = false, std::string* note = nullptr);
 
 /// The first difference of two runs, or empty when all requests of both agree in prompt ids, output ids and logit hashes.

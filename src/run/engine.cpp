@@ -158,22 +158,30 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
     for (std::size_t r = 0; r < ranks_.size(); ++r)
         if (const std::int64_t ranks = ranks_on_device_of(r); ranks > 1)
             ranks_[r].available = std::min(ranks_[r].available, ranks_[r].device.free_bytes / static_cast<std::uint64_t>(ranks));
-    // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it.
+    // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it. What was counted once
+    // is not given back, so this comes to an end.
     std::vector<BesideArrays> beside(ranks_.size());
-    session_.agree("plan", [&] { plan_ = plan_with(beside, tokens); }, true);
-    const StepLimits first = limits(plan_);
-    const std::string own = std::to_string(place_.backend->scratch_bytes(first)) + " " + std::to_string(place_.backend->driver_bytes(first));
-    const auto all = session_.all_gather(own, "scratch");
-    for (std::size_t r = 0; r < all.size(); ++r) std::istringstream(all[r]) >> beside[r].scratch >> beside[r].driver;
-    if (std::any_of(beside.begin(), beside.end(), [](const auto& b) { return b.scratch + b.driver > 0; }))
+    for (bool enough = false; !enough;) {
+        std::string own;
         session_.agree("plan", [&] {
             plan_ = plan_with(beside, tokens);
-            for (std::size_t r = 0; r < beside.size(); ++r) {
-                plan_.bytes[r].workspace += beside[r].scratch;
-                plan_.bytes[r].driver = beside[r].driver;
-                plan_.available[r] += beside[r].scratch + beside[r].driver;
-            }
+            const StepLimits most = limits(plan_);
+            own = std::to_string(place_.backend->scratch_bytes(most)) + " " + std::to_string(place_.backend->driver_bytes(most));
         }, true);
+        const auto all = session_.all_gather(own, "scratch");
+        enough = true;
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            BesideArrays needed;
+            std::istringstream(all[r]) >> needed.scratch >> needed.driver;
+            enough = enough && needed.scratch <= beside[r].scratch && needed.driver <= beside[r].driver;
+            beside[r] = {std::max(beside[r].scratch, needed.scratch), std::max(beside[r].driver, needed.driver)};
+        }
+    }
+    for (std::size_t r = 0; r < beside.size(); ++r) {
+        plan_.bytes[r].workspace += beside[r].scratch;
+        plan_.bytes[r].driver = beside[r].driver;
+        plan_.available[r] += beside[r].scratch + beside[r].driver;
+    }
     session_.require_equal("plan", "plan", plan_json(inventory_->sizes(), plan_));
 }
 
