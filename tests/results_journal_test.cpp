@@ -1,5 +1,5 @@
-// The journal: nothing finished is lost to a kill at any byte, damage is found and said, two runs never share an output, and
-// --resume goes on from what is there.
+// The journal: nothing finished is lost to a kill at any byte or a loss of power, damage is found and said, two runs never share an
+// output.
 #define BOOST_TEST_MODULE results_journal
 #include <signal.h>
 #include <sys/stat.h>
@@ -217,116 +217,6 @@ BOOST_AUTO_TEST_CASE(two_writers) {
     first.append(sample_request(1));
     first.finish({});
     BOOST_TEST(read_results(folder.file).requests.size() == 2u);
-}
-
-BOOST_AUTO_TEST_CASE(resume) {
-    Folder folder;
-    {
-        // Nothing there: an ordinary run.
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        BOOST_TEST(results.finished().empty());
-        results.append(sample_request(2));
-        results.append(sample_request(0));
-    }
-    check_error(Exit::bad_input, {"another run", "model config: aaaa", "model config: bbbb"},
-                [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
-    RequestRecord later = sample_request(1);
-    {
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        BOOST_TEST((results.finished() == std::vector<std::int64_t>{0, 2}));
-        check_error(Exit::failure, {"twice"}, [&] { results.append(sample_request(2)); });
-        results.append(later);
-        results.finish({});
-    }
-    later.session = 1;
-    StoredRun stored = read_results(folder.file);
-    BOOST_REQUIRE(stored.requests.size() == 3u);
-    check_equal(stored.requests[0], sample_request(0));
-    check_equal(stored.requests[1], later);
-
-    // From a finished file: the journal is made from it again.
-    check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
-    BOOST_TEST(folder.list() == "out.h5");
-    {
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        BOOST_TEST(results.finished().size() == 3u);
-        BOOST_TEST(read_journal(folder.journal).requests.size() == 3u);
-        results.append(sample_request(3));
-    }
-    // Killed there, with the finished file still in place: both go on, and recover takes them together.
-    {
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        BOOST_TEST(results.finished().size() == 4u);
-    }
-    BOOST_TEST(recover_results(folder.file) == 4);
-    stored = read_results(folder.file);
-    BOOST_TEST(stored.requests.size() == 4u);
-    check_equal(stored.requests[1], later);
-    BOOST_TEST(stored.requests[3].session == 2);
-
-    // Killed while the journal was being made from the finished file: what it lacks is in the file.
-    { ResultFile results(folder.file, sample_run(), Existing::resume); }
-    const std::string journal = bytes_of(folder.journal);
-    write_bytes(folder.journal, journal.substr(0, journal.size() - 1000));
-    BOOST_TEST(read_journal(folder.journal).requests.size() < 4u);
-    BOOST_TEST(recover_results(folder.file) == 4);
-    write_bytes(folder.journal, journal.substr(0, journal.size() - 1000));
-    { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().size() == 4u); }
-
-    write_bytes(folder.path / "bad.h5", "not HDF5");
-    check_error(Exit::bad_input, {"not an HDF5 file"},
-                [&] { ResultFile(folder.path / "bad.h5", sample_run(), Existing::resume); });
-}
-
-BOOST_AUTO_TEST_CASE(resume_replaces_what_overwrite_was_given_for) {
-    Folder folder;
-    write_run(folder.file, 3);
-    for (const std::int64_t done : {0, 1}) {
-        const int status = in_child([&] {
-            ResultFile results(folder.file, sample_run(), Existing::overwrite);
-            for (std::int64_t i = 0; i < done; ++i) results.append(sample_request(i));
-            return ::kill(::getpid(), SIGKILL);
-        });
-        BOOST_TEST(status == 128 + SIGKILL);
-        check_error(Exit::bad_input, {"out.h5.journal was made by another run"},
-                    [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
-        for (int resumed = 0; resumed < 2; ++resumed) {  // and ended again, without a kill
-            ResultFile results(folder.file, sample_run(), Existing::resume);
-            BOOST_TEST(results.finished().size() == static_cast<std::size_t>(done));
-            BOOST_TEST((results.warning().find("will be replaced") != std::string::npos), results.warning());
-        }
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        for (std::int64_t i = done; i < 2; ++i) results.append(sample_request(i));
-        results.finish({});
-        BOOST_TEST(read_results(folder.file).requests.size() == 2u);
-    }
-}
-
-BOOST_AUTO_TEST_CASE(resume_replaces_no_other_file) {
-    Folder folder;
-    write_run(folder.path / "other.h5", 3);
-    const std::string other = bytes_of(folder.path / "other.h5");
-    for (const bool overwrite : {false, true}) {
-        if (overwrite) write_run(folder.file, 2);
-        const std::string old = bytes_of(folder.file);
-        leave_journal(folder.file, 1, overwrite ? Existing::overwrite : Existing::refuse);
-        const std::string journal = bytes_of(folder.journal);
-        write_bytes(folder.file, other);
-        check_error(Exit::usage, {"another run", "move it away"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
-        check_error(Exit::usage, {"another run", "move it away"}, [&] { recover_results(folder.file); });
-        BOOST_TEST((bytes_of(folder.file) == other && bytes_of(folder.journal) == journal));
-
-        // Put there while the run goes on.
-        fs::remove(folder.file);
-        if (overwrite) write_bytes(folder.file, old);
-        ResultFile results(folder.file, sample_run(), Existing::resume);
-        BOOST_TEST(results.finished().size() == 1u);
-        write_bytes(folder.file, other);
-        check_error(Exit::failure, {"another program", "recover"}, [&] { results.finish({}); });
-        BOOST_TEST((bytes_of(folder.file) == other));
-        fs::remove(folder.file);
-        fs::remove(folder.journal);
-    }
 }
 
 BOOST_AUTO_TEST_CASE(zeros_that_a_loss_of_power_leaves) {
