@@ -30,11 +30,14 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
 }
 
+void check_head_dim(int dim) {
+    if (dim < 8 || dim % 8 || dim > kMostHeadDim)
+        refuse("attention heads of " + std::to_string(dim) + " elements", "multiples of 8 up to " + std::to_string(kMostHeadDim));
+}
+
 void check_step(const Attention& t, const Rows& rows) {
     const auto refuse = [](const std::string& what) { throw Error(Exit::failure, what); };
-    if (t.head_dim < 8 || t.head_dim % 8 || t.head_dim > kMostHeadDim)
-        refuse("attention heads of " + std::to_string(t.head_dim) + " elements; the GPU takes multiples of 8 up to " +
-               std::to_string(kMostHeadDim));
+    check_head_dim(t.head_dim);
     if (t.rotary_dim < 0 || t.rotary_dim % 2 || t.rotary_dim > t.head_dim)
         refuse("a rotary embedding of " + std::to_string(t.rotary_dim) + " of " + std::to_string(t.head_dim) + " elements");
     if (t.first_query_head < t.first_kv_head * t.group ||
@@ -46,6 +49,12 @@ void check_step(const Attention& t, const Rows& rows) {
 }
 
 }  // namespace
+
+void check_attention_limits(const StepLimits& l) {
+    if (l.query_heads == 0) return;
+    check_head_dim(l.head_dim);
+    check_step_heads(l.kv_heads);
+}
 
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
     return attention_step_scratch(rows, query_heads, head_dim, capacity);

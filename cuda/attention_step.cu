@@ -207,8 +207,8 @@ template <KvType kType>
 void launch_step(bool clusters, bool early, dim3 grid, cudaStream_t stream, const Attention& t, const Row* rows, const float* qg,
                  const float* k, const float* v, float* out, std::int64_t stride, const Middle& m) {
     const auto all = attend_step<kType, Part::all>;
-    if (clusters && takes_clusters(all)) {
-        allow_shared(all, sizeof(Shared<kType>));
+    static const bool takes = (allow_shared(all, sizeof(Shared<kType>)), takes_clusters(all, kRanks, dim3(kThreads), sizeof(Shared<kType>)));
+    if (clusters && takes) {
         launch_clusters(early, "attend_step", all, kRanks, grid, dim3(kThreads), sizeof(Shared<kType>), stream, t, rows, qg, k, v, out,
                         stride, m);
         return;
@@ -219,7 +219,15 @@ void launch_step(bool clusters, bool early, dim3 grid, cudaStream_t stream, cons
     }
 }
 
+/// Blocks in x of the heads of one key/value head.
+constexpr std::int64_t blocks_across(int heads) { return (heads + kHeads - 1) / kHeads * kRanks; }
+
 }  // namespace
+
+void check_step_heads(int kv_heads) {
+    constexpr std::int64_t kMost = kTickets / blocks_across(kMostStepHeads);
+    if (kv_heads > kMost) refuse(std::to_string(kv_heads) + " key/value heads", "up to " + std::to_string(kMost) + " a rank");
+}
 
 std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
     std::size_t one = 0;
@@ -234,8 +242,8 @@ void attention_step(const Attention& t, const Rows& rows, const float* qg, const
     unsigned kv_bits = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
     while (1 << kv_bits < t.kv_heads) ++kv_bits;
-    const std::int64_t across = (most_heads + kHeads - 1) / kHeads * kRanks, tickets = across * t.kv_heads;
-    if (tickets > kTickets) throw Error(Exit::failure, std::to_string(t.kv_heads) + " key/value heads");
+    const std::int64_t across = blocks_across(most_heads), tickets = across * t.kv_heads;
+    check_step_heads(t.kv_heads);
     const std::int64_t batch = batch_of(t, rows.count(), tickets);
     std::size_t bytes = 0;
     Middle middle = middle_of(scratch.data, batch, t.query_heads, t.head_dim, t.capacity, bytes);

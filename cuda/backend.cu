@@ -141,6 +141,12 @@ public:
     void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override { replays_.run(owner, key, record); }
     void forget_replays(const void* owner) noexcept override { replays_.forget(owner); }
 
+    void check_limits(const StepLimits& l) const override {
+        check_attention_limits(l);
+        check_delta_net_limits(l);
+        check_columns_limits(l, card_);
+        check_experts_limits(l, card_);
+    }
     std::size_t scratch_bytes(const StepLimits& l) const override {
         return std::max({argmax_scratch(l.rows), delta_net_scratch(l.rows, l.key_heads, l.value_heads, l.key_dim, l.value_dim),
                          attention_scratch(l.rows, l.query_heads, l.head_dim, l.context), matrices_scratch(l)});
@@ -184,6 +190,8 @@ public:
     void embed(const Matrix& matrix, const Rows& rows, float* x) override {
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
         if (!table) throw Error(Exit::failure, "a matrix that is no lookup table was given to embed");
+        if (rows.count() == 0) return;
+        touched_.clear();
         if (rows.tokens_on_device) {
             if (!table->device) throw Error(Exit::failure, "an embedding in host memory was asked for tokens that the host does not know");
             return cuda::embed(*table->device, rows, x, stream_.get());
@@ -192,8 +200,6 @@ public:
             if (row.token < 0 || row.token >= table->rows)
                 throw Error(Exit::bad_input, "token id " + std::to_string(row.token) + " is not among the " +
                                                  std::to_string(table->rows) + " rows of the embedding");
-        if (rows.count() == 0) return;
-        touched_.clear();
         if (table->device) return cuda::embed(*table->device, rows, x, stream_.get());
         Gather& gather = gathers_[next_gather_++ % 2];
         gather.free.wait();

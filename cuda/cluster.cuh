@@ -76,13 +76,38 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// Whether the kernel's code for this device may be launched in clusters.
+/// A launch in clusters of `blocks` neighbours in x; attributes[0] says so.
+inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned blocks, dim3 grid, dim3 block, std::size_t shared_bytes,
+                                      cudaStream_t stream) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = blocks;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = whole_pieces(shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 1;
+    return config;
+}
+
+/// Whether the kernel may be launched on this device in clusters of `blocks`: its code and the device know them, and the device has room
+/// for one, which a part of a card (MIG) need not have.
 template <class... Parameters>
-bool takes_clusters(void (*kernel)(Parameters...)) {
+bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, std::size_t shared_bytes) {
     int device = 0, clusters = 0;
     FTMPI_CUDA(cudaGetDevice(&device));
     FTMPI_CUDA(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
-    return clusters != 0 && can_start_early(reinterpret_cast<const void*>(kernel));
+    if (clusters == 0 || !can_start_early(reinterpret_cast<const void*>(kernel))) return false;
+    cudaLaunchAttribute attribute{};
+    const cudaLaunchConfig_t config = in_clusters(&attribute, blocks, dim3(blocks), block, shared_bytes, nullptr);
+    int fit = 0;
+    if (cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return fit > 0;
 }
 
 /// As launch_when(), in clusters of `blocks` neighbours in x, at most 8.
@@ -91,18 +116,10 @@ void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...)
                      std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = blocks;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = in_clusters(attributes, blocks, grid, block, shared_bytes, stream);
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = whole_pieces(shared_bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = early ? 2 : 1;
+    if (early) config.numAttrs = 2;
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
 }
 

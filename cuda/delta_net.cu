@@ -216,16 +216,12 @@ Memory memory_of(void* scratch, std::int64_t rows, std::int64_t channels, int va
     return m;
 }
 
-void check_geometry(const DeltaNet& net) {
-    const auto refuse = [](const std::string& what) { throw Error(Exit::failure, what); };
-    if (net.taps < 2 || net.taps > kMostTaps)
-        refuse("a convolution of " + std::to_string(net.taps) + " taps; 2 to " + std::to_string(kMostTaps) + " are supported");
-    for (const int dim : {net.key_dim, net.value_dim})
+void check_geometry(int taps, int key_heads, int key_dim, int value_dim) {
+    if (taps < 2 || taps > kMostTaps) refuse("a convolution of " + std::to_string(taps) + " taps", "2 to " + std::to_string(kMostTaps));
+    for (const int dim : {key_dim, value_dim})
         if (dim < 4 || dim % 4 || dim > kMostDeltaDim)
-            refuse("delta net heads of " + std::to_string(dim) + " elements; the GPU takes multiples of 4 up to " +
-                   std::to_string(kMostDeltaDim));
-    if (net.value_heads % net.key_heads || net.key_heads > kTickets)
-        refuse(std::to_string(net.value_heads) + " value heads for " + std::to_string(net.key_heads) + " key heads");
+            refuse("delta net heads of " + std::to_string(dim) + " elements", "multiples of 4 up to " + std::to_string(kMostDeltaDim));
+    if (key_heads > kTickets) refuse(std::to_string(key_heads) + " key heads", "up to " + std::to_string(kTickets) + " a rank");
 }
 
 }  // namespace
@@ -239,6 +235,10 @@ bool one_row_a_slot(const Rows& rows) {
     return std::adjacent_find(slots.begin(), slots.end()) == slots.end();
 }
 
+void check_delta_net_limits(const StepLimits& l) {
+    if (l.key_heads) check_geometry(l.taps, l.key_heads, l.key_dim, l.value_dim);
+}
+
 std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads, int key_dim, int value_dim) {
     const std::int64_t channels = std::int64_t{2} * key_heads * key_dim + std::int64_t{value_heads} * value_dim;
     return memory_of(nullptr, rows, channels, value_heads).bytes;
@@ -247,7 +247,9 @@ std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads,
 void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
                float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool early) {
     if (rows.count() == 0 || net.key_heads == 0) return;
-    check_geometry(net);
+    check_geometry(net.taps, net.key_heads, net.key_dim, net.value_dim);
+    if (net.value_heads % net.key_heads)
+        throw Error(Exit::failure, std::to_string(net.value_heads) + " value heads for " + std::to_string(net.key_heads) + " key heads");
     const Memory memory = memory_of(scratch.data, rows.count(), net.channels(), net.value_heads);
     check_scratch("delta_net", memory.bytes, scratch);
     if (one_row_a_slot(rows)) {

@@ -233,8 +233,14 @@ std::size_t most_dynamic(const Card& card) { return card.shared_per_block - size
 
 void check_shared(std::size_t bytes, const Card& card) {
     if (bytes > most_dynamic(card))
-        throw Error(Exit::failure, "the experts' inputs need " + std::to_string(bytes) + " bytes of shared memory, the GPU gives a block " +
-                                       std::to_string(card.shared_per_block));
+        refuse("experts whose input takes " + std::to_string(bytes) + " bytes of shared memory",
+               "up to " + std::to_string(most_dynamic(card)) + " bytes on this GPU");
+}
+
+/// Shared memory of a block of experts_up_few that stages `planes` pieces, and of experts_down_few with `warps` warps.
+constexpr std::size_t up_bytes(std::size_t planes) { return kWarps * sizeof(SumBuffer) + planes * kPiece; }
+constexpr std::size_t down_bytes(int warps, std::size_t planes, int top_k) {
+    return static_cast<std::size_t>(warps) * (sizeof(SumBuffer) + planes * kPiece) + static_cast<std::size_t>(top_k + 1) * kRowTile * sizeof(float);
 }
 
 /// Calls f with the format that routed and shared experts have in common (a matrix without rows has any), or kMixed.
@@ -252,6 +258,16 @@ void with_known(const MatrixView& routed, const MatrixView& shared, Function f) 
 }
 
 }  // namespace
+
+void check_experts_limits(const StepLimits& l, const Card& card) {
+    if (l.experts == 0) return;
+    check_sorted(l.rows, l.top_k, l.experts);
+    const auto planes = [](std::int64_t cols) {  // of codes, which take less than floats
+        return static_cast<std::size_t>(kCodePlanes * plane_pitch(static_cast<int>((cols + num::kChunk - 1) / num::kChunk)));
+    };
+    check_shared(up_bytes(planes(l.hidden)), card);
+    check_shared(down_bytes(1, planes(std::max(l.expert_width, l.shared_width)), l.top_k), card);
+}
 
 namespace {
 
@@ -280,8 +296,7 @@ void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& rout
     a.codes = (a.units && is_4bit(a.routed.format)) || (a.shared_units && is_4bit(a.shared.format));
     a.floats = (a.units && !is_4bit(a.routed.format)) || (a.shared_units && !is_4bit(a.shared.format));
     const int pitch = plane_pitch(a.units ? a.routed.chunks : a.shared.chunks);
-    const std::size_t bytes = kWarps * sizeof(SumBuffer) +
-                              static_cast<std::size_t>(pitch) * kPiece * ((a.floats ? kFloatPlanes : 0) + (a.codes ? kCodePlanes : 0));
+    const std::size_t bytes = up_bytes(static_cast<std::size_t>(pitch) * ((a.floats ? kFloatPlanes : 0) + (a.codes ? kCodePlanes : 0)));
     check_shared(bytes, card);
     const int units = a.units * a.top_k + a.shared_units, blocks = std::min((units + kWarps - 1) / kWarps, 4 * card.multiprocessors);
     with_known(a.routed, a.shared, [&](auto known) {
@@ -340,10 +355,7 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
     const auto planes = [](const MatrixView& m) { return (is_4bit(m.format) ? kCodePlanes : kFloatPlanes) * plane_pitch(m.chunks); };
     a.staged = std::max(planes(a.routed), planes(a.shared));
     int warps = std::min(a.top_k + 1, kMostDownWarps);
-    const auto bytes_with = [&](int w) {
-        return static_cast<std::size_t>(w) * (sizeof(SumBuffer) + static_cast<std::size_t>(a.staged) * kPiece) +
-               static_cast<std::size_t>(a.top_k + 1) * kRowTile * sizeof(float);
-    };
+    const auto bytes_with = [&](int w) { return down_bytes(w, static_cast<std::size_t>(a.staged), a.top_k); };
     while (warps > 1 && bytes_with(warps) > most_dynamic(card)) --warps;
     check_shared(bytes_with(warps), card);
     const auto tiles = static_cast<unsigned>(padded_rows(a.routed.rows) / kRowTile);

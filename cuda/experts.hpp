@@ -8,6 +8,8 @@ namespace ftmpi::cuda {
 /// Rows of gate and up, or of down, that a warp works on together; at least one gate row and its up row.
 constexpr int expert_rows(Format f) { return f == Format::bf16 ? 2 : 4 / pieces_of(f); }
 
+/// Refuses more than the kernels of many rows count: experts, and experts chosen in one step.
+void check_sorted(std::int64_t rows, int top_k, std::int64_t experts);
 /// Both have rows; checked by the caller, as are the numbers of columns and output rows.
 void experts_up_many(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
                      std::int64_t stride, float* shared_act, std::int64_t shared_stride, Scratch scratch, cudaStream_t stream);

@@ -12,6 +12,15 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr std::size_t kMostResults = std::size_t{32} << 20;  ///< bytes of a slice of down results, unless 128 columns take more
 
+constexpr std::size_t kBytesPerExpert = 8;                   ///< of shared memory, to sort
+constexpr std::int64_t kMostTiles = 65535;                   ///< blocks in y
+
+/// Tiles of at most 64 choices of one expert, those of the shared expert among them.
+std::int64_t most_tiles(std::int64_t rows, int top_k, std::int64_t experts) {
+    const std::int64_t choices = rows * top_k;
+    return std::min(choices, experts + choices / kTileInputs) + (rows + kTileInputs - 1) / kTileInputs;
+}
+
 /// Where everything lies in the scratch memory of one call.
 struct Layout {
     std::int32_t* order;
@@ -35,7 +44,7 @@ Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts,
         return p;
     };
     const std::int64_t choices = rows * top_k;
-    l.most_tiles = std::min(choices, experts + choices / kTileInputs) + (rows + kTileInputs - 1) / kTileInputs;
+    l.most_tiles = most_tiles(rows, top_k, experts);
     l.order = static_cast<std::int32_t*>(take(static_cast<std::size_t>(choices) * 4));
     l.tile_count = static_cast<std::int32_t*>(take(4));
     l.tiles = static_cast<ExpertTile*>(take(static_cast<std::size_t>(l.most_tiles) * sizeof(ExpertTile)));
@@ -102,8 +111,8 @@ __global__ void combine(const float* results, const float* shared_results, const
 
 void sort(const Routes& routes, std::int64_t rows, std::int64_t experts, bool any_routed, bool any_shared, const Layout& l,
           cudaStream_t stream) {
-    const std::size_t shared = static_cast<std::size_t>(experts) * 8;
-    if (shared > 48 * 1024) throw Error(Exit::failure, std::to_string(experts) + " experts are more than the kernels sort");
+    check_sorted(rows, routes.top_k, experts);
+    const std::size_t shared = static_cast<std::size_t>(experts) * kBytesPerExpert;
     launch("sort choices", sort_choices, dim3(1), dim3(kThreads), shared, stream, routes.experts, static_cast<int>(rows * routes.top_k),
            static_cast<int>(experts), static_cast<int>(rows), any_routed, any_shared, l.order, l.tiles, l.tile_count);
 }
@@ -121,6 +130,15 @@ void launch_sides(TileKind kind, const TileTask& task, int routed_grid, int shar
 }
 
 }  // namespace
+
+void check_sorted(std::int64_t rows, int top_k, std::int64_t experts) {
+    constexpr std::int64_t kMost = 48 * 1024 / kBytesPerExpert;
+    if (experts > kMost) refuse(std::to_string(experts) + " experts", "up to " + std::to_string(kMost));
+    if (most_tiles(rows, top_k, experts) > kMostTiles)
+        throw Error(Exit::usage, "steps of " + std::to_string(rows) + " tokens with " + std::to_string(top_k) + " of " + std::to_string(experts) +
+                                     " experts each are more than the GPU kernels count",
+                    "use a smaller --prefill-chunk");
+}
 
 std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols) {
     return layout_of(nullptr, rows, top_k, experts, rows, 0, cols, 0, 0, 0).bytes;

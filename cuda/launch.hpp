@@ -13,8 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "../src/backend.hpp"
+#include "../src/error.hpp"
 #include "matrix.hpp"
 
 namespace ftmpi::cuda {
@@ -33,6 +35,19 @@ struct Card {
     int multiprocessors = 0;
     std::size_t shared_per_block = 0;  ///< bytes a block may take when a kernel asks for more than 48 KiB
 };
+
+/// Refuses a model that the kernels cannot run; `what` they were asked for, and `only` what they can.
+[[noreturn]] inline void refuse(const std::string& what, const std::string& only) {
+    throw Error(Exit::bad_input, "the GPU kernels cannot run " + what + ", only " + only, "use --backend cpu");
+}
+
+// ---- what the kernels can run ---------------------------------------------------------------------------------------
+// Error(Exit::bad_input) for a model that the steps below would refuse, from what is known before its weights are. Formats are not,
+// so a matrix whose columns just fit in one format can still be refused in another, by its step.
+void check_attention_limits(const StepLimits& limits);
+void check_delta_net_limits(const StepLimits& limits);
+void check_columns_limits(const StepLimits& limits, const Card& card);
+void check_experts_limits(const StepLimits& limits, const Card& card);
 
 // `early` below: the launch is the first since embed() that touches these states or this cache, so that it may read them before
 // the launches in between have ended.

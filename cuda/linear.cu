@@ -110,13 +110,17 @@ void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
            dim3(kThreads), shared, stream, a);
 }
 
+[[noreturn]] void refuse_columns(std::int64_t cols, std::size_t needed, const Card& card) {
+    refuse("a matrix of " + std::to_string(cols) + " columns, whose input takes " + std::to_string(needed) + " bytes of shared memory",
+           "up to " + std::to_string(card.shared_per_block) + " bytes on this GPU");
+}
+
 template <bool Half>
 void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
     if (a.rows > 2 && shared_of(4, a) <= card.shared_per_block) return launch_few<4, Half>(a, card, stream);
     if (a.rows > 1 && shared_of(2, a) <= card.shared_per_block) return launch_few<2, Half>(a, card, stream);
     if (shared_of(1, a) <= card.shared_per_block) return launch_few<1, Half>(a, card, stream);
-    throw Error(Exit::failure, "a matrix of " + std::to_string(a.cols) + " columns needs " + std::to_string(shared_of(1, a)) +
-                                   " bytes of shared memory, the GPU gives a block " + std::to_string(card.shared_per_block));
+    refuse_columns(a.cols, shared_of(1, a), card);
 }
 
 constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
@@ -149,6 +153,14 @@ void project_many(std::span<const Projection> to, const float* x, std::int64_t r
 }
 
 }  // namespace
+
+void check_columns_limits(const StepLimits& l, const Card& card) {
+    VecTask a{};
+    a.cols = static_cast<int>(l.max_cols);
+    a.chunks = static_cast<int>((l.max_cols + num::kChunk - 1) / num::kChunk);
+    a.codes = true;  // the smaller of the two
+    if (shared_of(1, a) > card.shared_per_block) refuse_columns(l.max_cols, shared_of(1, a), card);
+}
 
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
     const std::size_t coded = rows < kManyRows ? 0 : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;

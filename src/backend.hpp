@@ -121,8 +121,8 @@ struct StepLimits {
     std::int64_t expert_width = 0, shared_width = 0;             ///< whole intermediate widths
     std::int64_t own_expert_width = 0, own_shared_width = 0;     ///< this rank's part of them
     std::int64_t own_down = 0;                                   ///< this rank's rows of the down projection
-    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;  ///< delta net, this rank's heads
-    int query_heads = 0, kv_heads = 0, head_dim = 0;                 ///< attention, this rank's heads
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;  ///< delta net, this rank's heads
+    int query_heads = 0, kv_heads = 0, head_dim = 0;                           ///< attention, this rank's heads
     std::int64_t layers = 0;
     std::size_t array_bytes = 0;  ///< of all weights, caches and arrays that will be allocated; 0: not known
 };
@@ -186,6 +186,8 @@ public:
     /// 0: not known.
     virtual double measure_read_rate() { return 0; }
 
+    /// Error(Exit::bad_input) for a model that this backend cannot run, with what it can; asked before memory is taken for it.
+    virtual void check_limits(const StepLimits&) const {}
     /// Device memory that reserve() takes for these limits; the plan counts it as workspace.
     virtual std::size_t scratch_bytes(const StepLimits&) const { return 0; }
     /// Device memory that the driver will take beside what is held, for replays and for whole pages: an upper bound for the plan.

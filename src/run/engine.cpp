@@ -166,6 +166,7 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
         session_.agree("plan", [&] {
             plan_ = plan_with(beside, tokens);
             const StepLimits most = limits(plan_);
+            place_.backend->check_limits(most);
             own = std::to_string(place_.backend->scratch_bytes(most)) + " " + std::to_string(place_.backend->driver_bytes(most));
         }, true);
         const auto all = session_.all_gather(own, "scratch");
@@ -201,6 +202,7 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
     l.shared_width = config_.shared_width;
     l.key_dim = config_.key_dim;
     l.value_dim = config_.value_dim;
+    l.taps = config_.conv_taps;
     l.head_dim = config_.head_dim;
     l.layers = static_cast<std::int64_t>(plan.layers.size());
     for (std::size_t i = 0; i < plan.layers.size(); ++i) {

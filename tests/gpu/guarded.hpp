@@ -1,4 +1,4 @@
-// What the GPU checks share: one line a check, random numbers that are the same everywhere, device buffers whose surroundings
+// What the GPU checks share: one line a check, device buffers whose surroundings
 // are watched, and a comparison of bits.
 #pragma once
 
@@ -11,6 +11,7 @@
 
 #include "../../cuda/handles.hpp"
 #include "../../src/backend.hpp"
+#include "../support/random.hpp"
 
 namespace ftmpi::gpu_check {
 
@@ -21,24 +22,6 @@ inline void report(bool ok, const std::string& what, const std::string& why = {}
     std::printf("%s  %s%s%s\n", ok ? "ok  " : "MISS", what.c_str(), why.empty() ? "" : ": ", why.c_str());
     std::fflush(stdout);
 }
-
-class Random {
-public:
-    explicit Random(std::uint64_t seed) : s_(seed * 0x9e3779b97f4a7c15ull + 1) {}
-    std::uint32_t bits() {
-        s_ = s_ * 6364136223846793005ull + 1442695040888963407ull;
-        return static_cast<std::uint32_t>(s_ >> 33);
-    }
-    float unit() { return static_cast<float>(static_cast<std::int32_t>(bits() << 1)) * 4.656612873e-10f; }
-    std::vector<float> floats(std::int64_t n, float size = 1.0f, float middle = 0.0f) {
-        std::vector<float> v(static_cast<std::size_t>(n));
-        for (float& x : v) x = middle + unit() * size;
-        return v;
-    }
-
-private:
-    std::uint64_t s_;
-};
 
 /// A device copy between two zones of NaNs. A buffer that holds nothing yet is all NaN.
 class Guarded {

@@ -254,6 +254,43 @@ void check_refusals(Pair& p) {
         }
 }
 
+/// What the kernels cannot run is refused from its limits, and what lies just within is not.
+void check_limits(Pair& p) {
+    StepLimits fits;
+    fits.rows = 65536, fits.slots = 1, fits.context = 1024, fits.max_cols = 16384, fits.hidden = 16384, fits.vocab = 1000;
+    fits.experts = 6144, fits.top_k = 8, fits.expert_width = fits.shared_width = 16384;
+    fits.key_heads = 4096, fits.value_heads = 8192, fits.key_dim = 256, fits.value_dim = 4, fits.taps = 8;
+    fits.query_heads = 64, fits.kv_heads = 32, fits.head_dim = 256;
+    const auto refused = [&](const char* what, Exit code, const std::function<void(StepLimits&)>& change) {
+        StepLimits limits = fits;
+        change(limits);
+        Exit got = Exit::ok;
+        std::string said;
+        try {
+            p.gpu.check_limits(limits);
+        } catch (const Error& e) {
+            got = e.code();
+            said = e.what();
+        }
+        p.tally.add(got == code, std::string("limits: ") + what + ": \"" + said + "\"");
+    };
+    refused("what fits", Exit::ok, [](StepLimits&) {});
+    refused("no heads here", Exit::ok, [](StepLimits& l) { l.query_heads = l.kv_heads = l.head_dim = l.key_heads = l.value_heads = l.taps = 0; });
+    for (const int dim : {0, 4, 12, 264}) refused("attention heads", Exit::bad_input, [&](StepLimits& l) { l.head_dim = dim; });
+    refused("key/value heads", Exit::bad_input, [](StepLimits& l) { l.kv_heads = 1024; });
+    for (const int dim : {0, 2, 6, 260}) {
+        refused("keys of the delta net", Exit::bad_input, [&](StepLimits& l) { l.key_dim = dim; });
+        refused("values of the delta net", Exit::bad_input, [&](StepLimits& l) { l.value_dim = dim; });
+    }
+    for (const int taps : {0, 1, 9}) refused("taps", Exit::bad_input, [&](StepLimits& l) { l.taps = taps; });
+    refused("key heads", Exit::bad_input, [](StepLimits& l) { l.key_heads = 4097; });
+    refused("columns", Exit::bad_input, [](StepLimits& l) { l.max_cols = 1 << 20; });
+    refused("columns of experts", Exit::bad_input, [](StepLimits& l) { l.hidden = 1 << 20; });
+    refused("expert width", Exit::bad_input, [](StepLimits& l) { l.expert_width = 1 << 20; });
+    refused("experts", Exit::bad_input, [](StepLimits& l) { l.experts = 6145; });
+    refused("choices of a step", Exit::usage, [](StepLimits& l) { l.top_k = 63; });
+}
+
 void check_all(Pair& p) {
     using Sizes = std::vector<std::int64_t>;
     const auto sizes = [&](Sizes few, Sizes quick, Sizes all) { return short_form() ? few : p.quick ? quick : all; };
@@ -295,6 +332,7 @@ void check_all(Pair& p) {
         for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000})) check_steps(p, r, w);
     for (const auto r : sizes({5}, {1, 300}, {1, 5, 128, 129, 300})) check_device_tokens(p, r);
     check_refusals(p);
+    check_limits(p);
 }
 
 }  // namespace

@@ -9,28 +9,11 @@
 
 #include "backend.hpp"
 #include "numerics.hpp"
+#include "random.hpp"
 
 namespace ftmpi::reference {
 
-/// A small fixed generator: the same numbers on every machine.
-class Random {
-public:
-    explicit Random(std::uint64_t seed) : s_(seed * 0x9e3779b97f4a7c15ull + 1) {}
-    std::uint32_t bits() {
-        s_ = s_ * 6364136223846793005ull + 1442695040888963407ull;
-        return static_cast<std::uint32_t>(s_ >> 33);
-    }
-    /// In [-1, 1).
-    float unit() { return static_cast<float>(static_cast<std::int32_t>(bits() << 1)) * 4.656612873e-10f; }
-    std::vector<float> floats(std::size_t n, float size = 1.0f) {
-        std::vector<float> v(n);
-        for (auto& x : v) x = unit() * size;
-        return v;
-    }
-
-private:
-    std::uint64_t s_;
-};
+using ftmpi::Random;
 
 /// A stored matrix with random legal contents, laid out as a file would: rows with gaps, in two blocks a group.
 struct StoredMatrix {
