@@ -184,10 +184,10 @@ if [ $((SECONDS - asked)) -le 10 ]; then ok; else bad "SIGTERM to a rank that wa
 unset FTMPI_FAULT
 
 # Signals. USR1 to the launcher is passed on: the step is finished, the code is that of an interrupted run.
-# start N: starts the endless loop and waits until every rank says that it runs.
+# start N [TIMEOUT]: starts the endless loop and waits until every rank says that it runs.
 start() {
     rm -f out  # what the last loop said is not this one's start
-    eval "$("$mpirun" --print -np "$1" "$probe" stop 20) >out 2>err </dev/null &"
+    eval "$("$mpirun" --print -np "$1" "$probe" stop "${2:-20}") >out 2>err </dev/null &"
     launcher=$!
     for ((i = 0; i < 100; i++)); do
         [ "$(grep -c '^rank' out 2>/dev/null)" = "$1" ] && return
@@ -208,6 +208,21 @@ interrupted "SIGUSR1 to the launcher"
 start 2
 kill -TERM "$(awk '/^rank 1/ { print $4 }' out)"
 interrupted "SIGTERM to one rank"
+# All ranks were stopped for longer than their deadline, as by a scheduler or a laptop's lid; one of them was already waiting then.
+# Only the time in which it ran counts.
+start 2 3
+first=$(awk '/^rank 0/ { print $4 }' out) second=$(awk '/^rank 1/ { print $4 }' out)
+kill -STOP "$second"
+sleep 0.5
+kill -STOP "$first"
+sleep 5
+kill -CONT "$first"
+sleep 0.2
+kill -CONT "$second"
+sleep 0.5
+kill -USR1 "$launcher"
+interrupted "a suspension of all ranks"
+grep '^ftmpi: error' err && bad "a suspension of all ranks is not quiet"
 start 2
 kill -INT "$launcher"
 sleep 0.3
