@@ -134,6 +134,9 @@ StartSettings start_settings(const Environment& environment, std::string_view li
     };
     // Without these a process of its own starts a daemon, which needs ssh on the PATH.
     if (alone) set("OMPI_MCA_ess_singleton_isolated", "1");
+    // All such processes of a user share one folder for their session, which one that ends removes under another that begins; a rank
+    // of its own has nothing to put there.
+    if (alone) set("OMPI_MCA_orte_create_session_dirs", "0");
     // By this variable Open MPI 4 takes a step of one task for a job that needs Slurm's PMIx, and ends the program.
     if (alone && has(environment, "SLURM_STEP_ID")) settings.hide.push_back("SLURM_STEP_ID");
     // Looking for fabrics takes 0.2 s and is of no use inside one host.

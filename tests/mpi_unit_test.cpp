@@ -91,6 +91,7 @@ BOOST_AUTO_TEST_CASE(odd_values_are_no_launch) {
 BOOST_AUTO_TEST_CASE(settings_keep_what_the_user_set) {
     const auto alone = start_settings(shell, open_mpi, true);
     BOOST_TEST(alone.set.at("OMPI_MCA_ess_singleton_isolated") == "1");
+    BOOST_TEST(alone.set.at("OMPI_MCA_orte_create_session_dirs") == "0");
     BOOST_TEST(alone.set.at("OMPI_MCA_btl") == "self");
     BOOST_TEST(alone.hide.empty());
     BOOST_TEST(start_settings(with(shell, {{"OMPI_MCA_btl", "tcp,self"}}), open_mpi, true).set.count("OMPI_MCA_pml") == 0u);
