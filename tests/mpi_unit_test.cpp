@@ -81,7 +81,7 @@ BOOST_AUTO_TEST_CASE(separate_one_rank_jobs_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(odd_values_are_no_launch) {
-    for (const char* value : {"", "two", "-2", "2x", "99999999999999999999"})
+    for (const char* value : {"", "two", "-2", "2x", "4294967297", "99999999999999", "99999999999999999999"})
         BOOST_TEST(
             launch_problem(
                 {{"OMPI_COMM_WORLD_SIZE", value}, {"PMI_SIZE", value}, {"SLURM_STEP_ID", value}, {"SLURM_STEP_NUM_TASKS", "2"}},

@@ -62,6 +62,16 @@ BOOST_AUTO_TEST_CASE(bytes_read_for_a_token) {
     BOOST_TEST((plan.head[0] == Range{0, 248320}));
 }
 
+BOOST_AUTO_TEST_CASE(shares_are_quotients_whatever_their_size) {
+    const auto sizes = sizes_of_35b();
+    const auto cut = [&](std::vector<double> shares) { return make_plan(sizes, request_for_shares(std::move(shares))).layers[0].expert; };
+    const auto even = cut({1, 1}), uneven = cut({3, 1});
+    BOOST_TEST((cut({1e308, 1e308}) == even));
+    BOOST_TEST((cut({5e-324, 5e-324}) == even));
+    BOOST_TEST((cut({1.5e308, 0.5e308}) == uneven));
+    BOOST_TEST((uneven != even));
+}
+
 BOOST_AUTO_TEST_CASE(bytes_held_are_those_of_the_rows) {
     const auto sizes = sizes_of_35b();
     const auto& c = sizes.config;
