@@ -13,6 +13,7 @@
 #include "checkpoint.hpp"
 #include "config.hpp"
 #include "error.hpp"
+#include "run/json_text.hpp"
 
 namespace ftmpi {
 namespace {
@@ -227,11 +228,11 @@ std::string gigabytes(std::uint64_t bytes) {
 }
 
 void print_text(const Report& r) {
-    std::printf("checkpoint    %s\n", r.directory.c_str());
+    std::printf("checkpoint    %s\n", printable(r.directory.string()).c_str());
     if (r.config_error.empty())
-        std::printf("model         %s\nquantization  %s\n", r.config_line.c_str(), r.quantization.c_str());
+        std::printf("model         %s\nquantization  %s\n", printable(r.config_line).c_str(), printable(r.quantization).c_str());
     else
-        std::printf("model         not usable: %s\n", r.config_error.c_str());
+        std::printf("model         not usable: %s\n", printable(r.config_error).c_str());
     std::printf("files         %zu\n", r.files.size());
     for (const auto& file : r.files) std::printf("  %s\n", printable(file.filename().string()).c_str());
     const auto line = [](std::string_view label, const Count& c) {
@@ -257,27 +258,11 @@ void print_text(const Report& r) {
     if (r.damage.empty()) std::printf("  no all-zero rows, every scale finite\n");
     for (const auto& d : r.damage) {
         if (d.zero_rows)
-            std::printf("  %s: %lld of %lld rows all zero\n", d.name.c_str(), static_cast<long long>(d.zero_rows),
+            std::printf("  %s: %lld of %lld rows all zero\n", printable(d.name).c_str(), static_cast<long long>(d.zero_rows),
                         static_cast<long long>(d.rows));
-        if (d.bad_scales) std::printf("  %s: %lld scales not finite\n", d.name.c_str(), static_cast<long long>(d.bad_scales));
+        if (d.bad_scales) std::printf("  %s: %lld scales not finite\n", printable(d.name).c_str(), static_cast<long long>(d.bad_scales));
     }
-    for (const auto& w : r.warnings) std::printf("warning       %s\n", w.c_str());
-}
-
-std::string json(std::string_view text) {
-    std::string out = "\"";
-    for (const char c : text) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (c == '"' || c == '\\') out += '\\';
-        if (byte < 0x20) {
-            char escape[8];
-            std::snprintf(escape, sizeof escape, "\\u%04x", byte);
-            out += escape;
-        } else {
-            out += c;
-        }
-    }
-    return out + "\"";
+    for (const auto& w : r.warnings) std::printf("warning       %s\n", printable(w).c_str());
 }
 
 /// "open" + the items' texts separated by commas + "close".
@@ -292,27 +277,27 @@ void print_json(const Report& r) {
     const auto count = [](const Count& c) {
         return "{\"tensors\":" + std::to_string(c.tensors) + ",\"bytes\":" + std::to_string(c.bytes) + "}";
     };
-    std::string out = "{\"checkpoint\":" + json(r.directory.string());
+    std::string out = "{\"checkpoint\":" + json_string(r.directory.string());
     if (r.config_error.empty())
-        out += ",\"model\":" + json(r.config_line) + ",\"quantization\":" + json(r.quantization);
+        out += ",\"model\":" + json_string(r.config_line) + ",\"quantization\":" + json_string(r.quantization);
     else
-        out += ",\"config_error\":" + json(r.config_error);
-    out += ",\"files\":" + json_list('[', ']', r.files, [](const auto& f) { return json(f.filename().string()); });
-    out += ",\"types\":" + json_list('{', '}', r.by_type, [&](const auto& t) { return json(t.first) + ":" + count(t.second); });
+        out += ",\"config_error\":" + json_string(r.config_error);
+    out += ",\"files\":" + json_list('[', ']', r.files, [](const auto& f) { return json_string(f.filename().string()); });
+    out += ",\"types\":" + json_list('{', '}', r.by_type, [&](const auto& t) { return json_string(t.first) + ":" + count(t.second); });
     std::size_t part = 0;
     out +=
-        ",\"parts\":" + json_list('{', '}', r.by_part, [&](const Count& c) { return json(kParts[part++]) + ":" + count(c); });
+        ",\"parts\":" + json_list('{', '}', r.by_part, [&](const Count& c) { return json_string(kParts[part++]) + ":" + count(c); });
     out += ",\"formats\":" + json_list('{', '}', r.formats, [](const auto& role) {
-               return json(role.first) + ":" + json_list('{', '}', role.second, [](const auto& f) {
-                          return json(f.first) + ":" + std::to_string(f.second);
+               return json_string(role.first) + ":" + json_list('{', '}', role.second, [](const auto& f) {
+                          return json_string(f.first) + ":" + std::to_string(f.second);
                       });
            });
     out += ",\"scanned\":" + std::to_string(r.scanned) + ",\"not_scanned\":" + std::to_string(r.not_scanned);
     out += ",\"damage\":" + json_list('[', ']', r.damage, [](const Damage& d) {
-               return "{\"tensor\":" + json(d.name) + ",\"zero_rows\":" + std::to_string(d.zero_rows) +
+               return "{\"tensor\":" + json_string(d.name) + ",\"zero_rows\":" + std::to_string(d.zero_rows) +
                       ",\"rows\":" + std::to_string(d.rows) + ",\"bad_scales\":" + std::to_string(d.bad_scales) + "}";
            });
-    out += ",\"warnings\":" + json_list('[', ']', r.warnings, [](const auto& w) { return json(w); }) + "}";
+    out += ",\"warnings\":" + json_list('[', ']', r.warnings, [](const auto& w) { return json_string(w); }) + "}";
     std::printf("%s\n", out.c_str());
 }
 

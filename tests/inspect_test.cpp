@@ -95,6 +95,16 @@ BOOST_AUTO_TEST_CASE(damage_and_formats_are_listed) {
     expect(json, "\"vision\":{\"tensors\":1,\"bytes\":8},\"mtp\":{\"tensors\":1,\"bytes\":4}}");
     expect(json, "in_proj_qkv.weight\",\"zero_rows\":3,\"rows\":8,\"bad_scales\":0}");
     expect(json, "\"layers.*.mlp.experts.*.up_proj\":{\"NVFP4\":1}");
+
+    // A name that is no UTF-8 is still a JSON string, and does not move the cursor.
+    const std::filesystem::path strange = directory / "a\xff\x1b[2J.safetensors";
+    for (const auto& file : std::filesystem::directory_iterator(directory.path()))
+        if (file.path().extension() == ".safetensors") {
+            std::filesystem::copy_file(file.path(), strange);
+            break;
+        }
+    expect(inspect(directory.path(), true), "json: a\xEF\xBF\xBD\\\\x1b[2J.safetensors\"");
+    BOOST_TEST(inspect(directory.path()).text.find('\x1b') == std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(tensors_are_listed_although_the_configuration_is_refused) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../../mpi/signals.hpp"
+#include "json_text.hpp"
 
 namespace ftmpi {
 namespace {
@@ -21,30 +22,6 @@ std::string heading(const std::string& prompt) {
     std::size_t n = 60;
     while (n > 0 && (static_cast<unsigned char>(s[n]) & 0xc0) == 0x80) --n;
     return s.substr(0, n) + "...";
-}
-
-/// JSON string literal of valid UTF-8; bytes that are not become U+FFFD.
-std::string json_string(const std::string& bytes) {
-    Utf8Stream stream;
-    std::string text = stream.push(bytes);
-    text += stream.finish();
-    std::string s = "\"";
-    for (unsigned char c : text) {
-        char buffer[8];
-        switch (c) {
-            case '"': s += "\\\""; break;
-            case '\\': s += "\\\\"; break;
-            case '\n': s += "\\n"; break;
-            default:
-                if (c < 0x20) {
-                    std::snprintf(buffer, sizeof buffer, "\\u%04x", c);
-                    s += buffer;
-                } else {
-                    s += static_cast<char>(c);
-                }
-        }
-    }
-    return s + "\"";
 }
 
 }  // namespace
