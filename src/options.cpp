@@ -48,25 +48,36 @@ std::string commands_of(unsigned where) {
 struct CommandLine {
     std::vector<Given> given;
     std::vector<std::string> positional;
+    bool after_option = false;  ///< what came last was an option
+    std::string stray_hint;     ///< how the first word that looks like a misplaced value was likely meant
     bool help = false, version = false;
 };
+
+/// A word right behind an option that does not take it: a switch takes its value after '=', a list is one word.
+std::string hint_for_stray(const Given& before, const std::string& word) {
+    const auto& row = *before.option;
+    if (row.argument.empty() && (word == "on" || word == "off"))
+        return "a switch takes its value after '=': --" + row.name + "=" + word;
+    if (row.argument.ends_with(",...")) return "the items of a list are joined by commas: --" + row.name + " " + before.value + "," + word;
+    return {};
+}
 
 po::options_description known_options() {
     po::options_description known;
     known.add_options()("help", "")("version", "");
-    for (const auto& row : option_table()) {
-        auto* value = po::value<std::string>();
-        if (row.argument.empty()) value->implicit_value("on");  // a switch: --chat, or --chat=off against a job file
-        known.add_options()(row.name.c_str(), value, "");
-    }
+    for (const auto& row : option_table()) known.add_options()(row.name.c_str(), po::value<std::string>(), "");
     return known;
 }
 
 void add(const po::option& token, CommandLine& line) {
     if (token.position_key >= 0) {
+        for (const auto& word : token.value)
+            if (line.after_option && line.stray_hint.empty()) line.stray_hint = hint_for_stray(line.given.back(), word);
         line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
+        line.after_option = false;
         return;
     }
+    line.after_option = false;
     if (token.string_key == "help")
         line.help = true;
     else if (token.string_key == "version")
@@ -80,6 +91,7 @@ void add(const po::option& token, CommandLine& line) {
             refuse("--" + option->name + ": value missing before " + value,
                    "write --" + option->name + "=" + value + " if that is the value");
         line.given.push_back({option, value, ""});
+        line.after_option = true;
     }
 }
 
@@ -106,25 +118,27 @@ void split_piece(const std::vector<std::string>& piece, const po::options_descri
     }
 }
 
-/// How many arguments from the one at `at` on stay together: an option and the value that follows it, or one.
-std::size_t together(const std::vector<std::string>& arguments, std::size_t at) {
-    const auto& first = arguments[at];
-    if (first.rfind("--", 0) != 0 || at + 1 == arguments.size()) return 1;
-    const auto* option = find_option(first.substr(2));
-    return option && !option->argument.empty() ? 2 : 1;
+/// Appends the argument at `at` and what stays together with it, an option's value; returns how many arguments that were. A switch is
+/// written out, --chat as --chat=on, or the parser would take the next word for its value.
+std::size_t take(const std::vector<std::string>& arguments, std::size_t at, std::vector<std::string>& piece) {
+    piece.push_back(arguments[at]);
+    const auto* option = piece.back().rfind("--", 0) == 0 ? find_option(piece.back().substr(2)) : nullptr;
+    if (option && option->argument.empty()) piece.back() += "=on";
+    if (!option || option->argument.empty() || at + 1 == arguments.size()) return 1;
+    piece.push_back(arguments[at + 1]);
+    return 2;
 }
 
 /// Splits the arguments after the command into options and the rest.
 CommandLine split(const std::vector<std::string>& arguments) {
     const auto known = known_options();
     // The parser's time grows with the square of what it is given at once.
-    constexpr std::size_t piece = 256;
+    constexpr std::size_t most = 256;
     CommandLine line;
     for (std::size_t begin = 0; begin < arguments.size();) {
-        auto end = begin;
-        while (end < arguments.size() && end - begin < piece && arguments[end] != "--") end += together(arguments, end);
-        split_piece({arguments.data() + begin, arguments.data() + end}, known, line);
-        begin = end;
+        std::vector<std::string> piece;
+        while (begin < arguments.size() && piece.size() < most && arguments[begin] != "--") begin += take(arguments, begin, piece);
+        split_piece(piece, known, line);
         if (begin < arguments.size() && arguments[begin] == "--") {  // ends the options
             line.positional.insert(line.positional.end(), arguments.data() + begin + 1, arguments.data() + arguments.size());
             break;
@@ -145,17 +159,16 @@ bool holds(const std::vector<Given>& given, const std::string& name) {
     return std::any_of(given.begin(), given.end(), [&](const Given& g) { return g.option->name == name; });
 }
 
-/// The command line's values, and those of the job file whose option (and its rival) the command line leaves open.
+/// The command line's values, and those of the job file that none of these replaces, by its name or as its rival.
 std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
-    static const std::vector<std::pair<std::string, std::string>> excludes = {
-        {"shares", "policy"}, {"overwrite", "resume"}, {"prompt", "prompts"}};
+    static const std::vector<std::pair<std::string, std::string>> rivals = {
+        {"shares", "policy"},  {"policy", "shares"},         {"overwrite", "resume"},    {"resume", "overwrite"},    {"prompt", "prompts"},
+        {"prompts", "prompt"}, {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"}};
     std::set<std::string> replaced;
     for (const auto& given : line) {
         replaced.insert(given.option->name);
-        for (const auto& [a, b] : excludes) {
-            if (given.option->name == a) replaced.insert(b);
-            if (given.option->name == b) replaced.insert(a);
-        }
+        for (const auto& [name, rival] : rivals)
+            if (given.option->name == name) replaced.insert(rival);
     }
     auto all = line;
     for (const auto& given : job.given) {
@@ -164,28 +177,34 @@ std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     return all;
 }
 
+/// Of a job file only: the file of a run may be planned as it is.
+bool unused_in(unsigned command_bit, const Given& given) {
+    return command_bit == in_plan && !given.where.empty() && !(given.option->where & in_plan) && (given.option->where & in_run);
+}
+
 void apply(const Given& given, unsigned command_bit, Options& options) {
     const auto& row = *given.option;
     // In a job file the name stands without dashes; the message shows what the reader will find there.
     const auto name = given.where + (given.where.empty() ? "--" : "") + row.name;
-    if (!(row.where & command_bit))
+    if (!(row.where & command_bit) && !unused_in(command_bit, given))
         refuse(name + " does not belong to `" + commands_of(command_bit) + "`", "it belongs to: " + commands_of(row.where));
     if (given.value.empty()) refuse(name + (row.name == "prompt" ? ": empty prompt" : ": empty value"));
     try {
         row.set(options, given.value);
     } catch (const values::Refused& refused) {
-        refuse(name + ": " + in_quotes(given.value) + " " + refused.why, refused.hint);
+        refuse(values::sentence(name, given.value, refused), refused.hint);
     }
 }
 
-void check_positional(Options& o) {
+void check_positional(Options& o, const std::string& stray_hint) {
     const auto count = o.files.size();
+    const auto hint = [&](const char* otherwise) { return stray_hint.empty() ? otherwise : stray_hint; };
     if (o.command == Command::verify && count != 2)
-        refuse("verify compares two result files, " + std::to_string(count) + " given", "ftmpi verify A.h5 B.h5");
+        refuse("verify compares two result files, " + std::to_string(count) + " given", hint("ftmpi verify A.h5 B.h5"));
     if (o.command == Command::recover && count != 1)
-        refuse("recover takes one result file, " + std::to_string(count) + " given", "ftmpi recover OUT.h5");
+        refuse("recover takes one result file, " + std::to_string(count) + " given", hint("ftmpi recover OUT.h5"));
     if (o.command == Command::inspect) {
-        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", "ftmpi inspect DIR");
+        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", hint("ftmpi inspect DIR"));
         if (count == 1) o.model = o.files.front();
     }
     if (o.command == Command::run || o.command == Command::bench || o.command == Command::plan) {
@@ -193,8 +212,11 @@ void check_positional(Options& o) {
         const auto& first = o.files.front();
         if (find_command(first)) refuse("the command " + first + " must be the first argument");
         const auto meant = values::nearest(first, command_names());
-        refuse("unexpected argument " + in_quotes(first),
-               meant.empty() ? "a prompt is given as --prompt TEXT" : "did you mean the command " + meant + "?");
+        refuse("unexpected argument " + in_quotes(first), !stray_hint.empty()             ? stray_hint
+                                                          : !meant.empty()                ? "did you mean the command " + meant + "?"
+                                                          : o.model.empty()               ? "the checkpoint is given as --model DIR"
+                                                          : o.command == Command::run     ? "a prompt is given as --prompt TEXT"
+                                                                                          : "ftmpi --help lists all options");
     }
     for (const auto& file : o.files)
         if (file.empty()) refuse("empty file name");
@@ -298,12 +320,14 @@ Options parse_options(int argc, const char* const* argv) {
     if (!command) command = &row_of(Command::run);
     options.command = command->command;
 
-    const auto given = merge(line.given, job);
-    for (const auto& one : given) apply(one, command->bit, options);
+    auto given = merge(line.given, job);
+    Options unused;  // so that what is wrong in the file of a run is found before the run
+    for (const auto& one : given) apply(one, command->bit, unused_in(command->bit, one) ? unused : options);
+    given.erase(std::remove_if(given.begin(), given.end(), [&](const Given& one) { return unused_in(command->bit, one); }), given.end());
     if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
     options.max_tokens_asked = holds(given, "max-tokens");
     options.files = line.positional;
-    check_positional(options);
+    check_positional(options, line.stray_hint);
     check_together(options, given);
     options.digest_text = digest_of(options);
     return options;
@@ -329,7 +353,9 @@ std::string help_text() {
         "\nSwitches may be undone: --NAME=off. A job file holds the same names as `key = value` lines: values\n"
         "are literal, a line that starts with # is a comment, switches are on or off, `command = plan` names\n"
         "the command. Paths in it are relative to the current directory, as on the command line. A value on\n"
-        "the command line replaces that of the job file; --prompt or --prompts replaces all its prompts.\n";
+        "the command line replaces that of the job file; --prompt or --prompts replaces all its prompts, and\n"
+        "--hardware its memory-limit and bandwidth. plan takes the job file of a run: what only a run needs\n"
+        "is checked and not used.\n";
     return out;
 }
 

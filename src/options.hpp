@@ -51,6 +51,7 @@ struct Options {
     std::vector<double> shares;                   ///< --shares, one a rank
     std::vector<std::string> gpus;                ///< --gpus, UUIDs or prefixes, one a rank
     std::vector<std::uint64_t> memory_limit;      ///< bytes, one for all ranks or one a rank
+    std::string bare_size;                        ///< a size of --memory-limit or --hardware below 1 MiB that has no unit, for a hint
     std::vector<double> bandwidth;                ///< GB/s, likewise
     std::vector<Hardware> hardware;               ///< `plan` only
     std::int64_t context = 0;                     ///< 0 = chosen from memory
@@ -85,7 +86,7 @@ struct PromptText {
 
 /// --prompt and --prompts in input order. Text files: one prompt a line, the line end (LF or CRLF) is not part of it.
 /// JSONL (first non-blank byte is '{'): `prompt` or `ids`, optional `id`, `max_tokens`. Empty prompts, duplicate ids and
-/// invalid UTF-8 are Error(bad_input) with file and line.
+/// invalid UTF-8 are Error(bad_input) with file and line, and so is a file that is JSON by its name and not JSONL.
 std::vector<PromptText> read_prompts(const Options& options);
 
 }  // namespace ftmpi

@@ -168,7 +168,8 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
         TEST_HOLDS(text, bad);
     }
     for (const char* bad : {"nan", "inf", "-0.5", "1e999", "0x1p3", "1,5", "warm"})
-        TEST_HOLDS(usage_run({"--temperature", bad}), "--temperature: '" + std::string(bad));
+        TEST_HOLDS(usage_run({"--temperature", bad}), "--temperature is '" + std::string(bad) + "' and must be a number");
+    TEST_HOLDS(usage_run({"--max-tokens", "0"}), "--max-tokens is '0' and must be between 1 and 2147483648");
     for (const char* bad : {"0", "1.1"}) TEST_HOLDS(usage_run({"--top-p", bad}), "above 0");
     for (const char* bad : {"-1", "18446744073709551616", "1.0"}) TEST_HOLDS(usage_run({"--seed", bad}), "--seed");
     for (const char* bad : {"24", "24Gib@3", "24GiB@", "@3", "24GiB@0", "0@3", "24GiB@1008,", "24GiB@1e999"})
@@ -181,6 +182,91 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
     TEST_HOLDS(usage_run({"--timeout", "0"}), "--timeout");
     TEST_HOLDS(usage_run({"--timeout", "0.001"}), "must be at least 0.1");
     TEST_HOLDS(usage_run({"--memory-limit", "0"}), "above 0");
+    TEST_HOLDS(usage_run({"--shares", "0,0"}), "--shares is '0,0' and must not be 0 for all ranks");
+}
+
+BOOST_AUTO_TEST_CASE(lists_may_hold_blanks_and_name_their_bad_item) {
+    const auto bench = parse({"bench", "--model", "m", "--prompt-lengths", "16, 32", "--decode-lengths", " 4 ,5\t", "--batches", "1 , 2"});
+    BOOST_TEST(bench.prompt_lengths == (std::vector<std::int64_t>{16, 32}), boost::test_tools::per_element());
+    BOOST_TEST(bench.decode_lengths == (std::vector<std::int64_t>{4, 5}), boost::test_tools::per_element());
+    BOOST_TEST(bench.batches == (std::vector<std::int64_t>{1, 2}), boost::test_tools::per_element());
+    const auto run = parse_run({"--shares", "5 : 2, 1", "--gpus", "GPU-a, GPU-b", "--memory-limit", "24GiB, 16GiB", "--bandwidth", "1008, 288"});
+    BOOST_TEST(run.shares == (std::vector<double>{5, 2, 1}), boost::test_tools::per_element());
+    BOOST_TEST(run.gpus == (std::vector<std::string>{"GPU-a", "GPU-b"}), boost::test_tools::per_element());
+    BOOST_TEST(run.memory_limit.at(1) == 16ull << 30);
+    BOOST_TEST(run.bandwidth.at(1) == 288);
+    BOOST_TEST(run.digest_text == parse_run({"--shares", "5,2,1", "--memory-limit", "24GiB,16GiB", "--bandwidth", "1008,288"}).digest_text);
+    BOOST_TEST(parse({"plan", "--model", "m", "--hardware", "24GiB@1008, 16GiB@288"}).hardware.at(1).gb_per_s == 288);
+    const Folder folder;
+    BOOST_TEST(parse({"bench", "--job", folder.write("b.ini", "model = m\nprompt-lengths = 16, 32\n")}).prompt_lengths.at(1) == 32);
+
+    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16,3x,32"}), "--prompt-lengths holds '3x', which must be a whole number");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "3x"}), "--prompt-lengths is '3x' and must be a whole number");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--batches", "1,5000"}), "--batches holds '5000', which must be between 1 and 4096");
+    TEST_HOLDS(usage_run({"--shares", "3, 1 x"}), "--shares holds '1 x', which must be a number of 0 or more");
+    TEST_HOLDS(usage_run({"--memory-limit", "24GiB,16G"}), "--memory-limit holds '16G', which must be a size | write it as 24GiB");
+    for (const char* hole : {"3,,1", "3, ,1", "3,", ",3", " "})
+        TEST_HOLDS(usage_run({"--shares", hole}), "' and must not hold an empty item");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008x2"}),
+               "--hardware is '24GiB@1008x2', where '1008x2' must be a number of 0 or more");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008,16Gb@288"}),
+               "--hardware holds '16Gb@288', where '16Gb' must be a size");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB"}), "--hardware holds '16GiB', which must be SIZE@GB_PER_SECOND");
+}
+
+BOOST_AUTO_TEST_CASE(a_switch_leaves_the_next_word_alone) {
+    BOOST_TEST(parse({"inspect", "--json", "DIR"}).model == "DIR");
+    const auto recover = parse({"recover", "--overwrite", "out.h5"});
+    BOOST_TEST((recover.overwrite && recover.files == std::vector<std::string>{"out.h5"}));
+    for (const char* name : {"--chat", "--ignore-eos", "--overwrite", "--save-logits", "--json"}) {
+        const auto o = parse({"--model", "m", name, "--prompt", "p"});  // before another option
+        BOOST_TEST((o.prompts == std::vector<std::string>{"p"}));
+        BOOST_TEST(o.digest_text != parse({"--model", "m", "--prompt", "p"}).digest_text);
+        BOOST_TEST(o.digest_text == parse({"--model", "m", "--prompt", "p", std::string(name) + "=on"}).digest_text);
+        BOOST_TEST(parse({"--model", "m", "--prompt", "p", std::string(name) + "=off"}).digest_text ==
+                   parse({"--model", "m", "--prompt", "p"}).digest_text);
+        TEST_HOLDS(usage({name, "bench", "--model", "m"}), "the command bench must be the first argument");
+        TEST_HOLDS(usage({"--model", "m", "--prompt", "p", name, "off"}), "unexpected argument 'off' | a switch takes its value after '=': " +
+                                                                              std::string(name) + "=off");
+        TEST_HOLDS(usage({"--model", "m", "--prompt", "p", std::string(name) + "="}), std::string(name) + ": value missing or empty");
+        BOOST_TEST(parse({"--model", "m", std::string("--prompt=") + name}).prompts.at(0) == name);
+        TEST_HOLDS(usage({"--model", "m", "--prompt", name}), std::string("value missing before ") + name);
+    }
+    BOOST_TEST(parse_run({"--output", "o", "--resume", "--seed", "1"}).resume);
+    TEST_HOLDS(usage({"recover", "--overwrite", "on", "out.h5"}), "recover takes one result file, 2 given | a switch takes its value after '='");
+    TEST_HOLDS(usage({"inspect", "--json", "on", "DIR"}), "inspect takes one checkpoint directory | a switch takes its value after '='");
+    BOOST_TEST(parse({"verify", "--", "--json", "on"}).files.size() == 2u);  // behind -- nothing is an option
+}
+
+BOOST_AUTO_TEST_CASE(stray_words_get_a_hint_that_the_command_takes) {
+    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16", "64"}),
+               "unexpected argument '64' | the items of a list are joined by commas: --prompt-lengths 16,64");
+    TEST_HOLDS(usage_run({"--shares", "3", "1"}), "--shares 3,1");
+    TEST_HOLDS(usage({"bench", "m"}), "the checkpoint is given as --model DIR");
+    TEST_HOLDS(usage({"--model", "m", "hello"}), "a prompt is given as --prompt TEXT");
+    for (const char* command : {"bench", "plan"})
+        TEST_HOLDS(usage({command, "--model", "m", "hello"}), "unexpected argument 'hello' | ftmpi --help lists all options");
+}
+
+BOOST_AUTO_TEST_CASE(plan_takes_the_job_file_of_a_run) {
+    const Folder folder;
+    const auto job = folder.write("run.ini",
+                                  "command = run\nmodel = m\nprompt = a\nprompt = b\nmax-tokens = 9\nchat = on\nthinking = off\ntop-p = 0.9\n"
+                                  "temperature = 1\noutput = o.h5\noverwrite = on\nthreads = 2\ngpus = GPU-a,GPU-b\nhash = off\ntransport = mpi\n"
+                                  "memory-limit = 1GiB\nbandwidth = 5\nbatch = 3\nkv = fp8\n");
+    const auto o = parse({"plan", "--job", job, "--hardware", "24GiB@1008"});
+    BOOST_TEST((o.command == Command::plan && o.model == "m" && o.batch == 3 && o.kv == KvType::fp8));
+    BOOST_TEST((o.hardware.size() == 1 && o.memory_limit.empty() && o.bandwidth.empty()));  // --hardware replaces both
+    BOOST_TEST((o.prompts.empty() && o.output.empty() && o.gpus.empty() && o.threads == 0 && !o.chat && !o.hash && !o.max_tokens_asked));
+    BOOST_TEST(parse({"plan", "--job", job}).memory_limit.size() == 1u);
+    BOOST_TEST((parse({"--job", job}).command == Command::run));
+    // What is wrong in it is found all the same; the command line and other commands take nothing that is not theirs.
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nmax-tokens = 0\n")}), "bad.ini:2: max-tokens is '0' and must be");
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nthinking = perhaps\n")}), "bad.ini:2: thinking is 'perhaps'");
+    TEST_HOLDS(usage({"plan", "--job", job, "--max-tokens", "9"}), "--max-tokens does not belong to `plan`");
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nprompt-lengths = 5\n")}), "prompt-lengths does not belong to `plan`");
+    TEST_HOLDS(usage({"bench", "--job", job}), "run.ini:3: prompt does not belong to `bench`");
+    TEST_HOLDS(usage({"inspect", "--job", job}), "run.ini:3: prompt does not belong to `inspect`");
 }
 
 BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
@@ -263,7 +349,7 @@ BOOST_AUTO_TEST_CASE(job_files) {
 
     const std::pair<const char*, const char*> bad[] = {
         {"model = m\nmax_tokens = 3\n", "bad.ini:2: unknown key 'max_tokens' | did you mean max-tokens?"},
-        {"model = m\n\nbatch = 3x\n", "bad.ini:3: batch: '3x' not a whole number"},
+        {"model = m\n\nbatch = 3x\n", "bad.ini:3: batch is '3x' and must be a whole number"},
         {"model = m\nmodel = n\n", "bad.ini:2: model was already set in line 1"},
         {"job = other.ini\n", "bad.ini:1: a job file cannot name another job file"},
         {"model m\n", "bad.ini:1: 'model m' is not a `key = value` line"},
@@ -272,7 +358,7 @@ BOOST_AUTO_TEST_CASE(job_files) {
         {"= 3\n", "bad.ini:1: no key"},
         {"help = on\n", "bad.ini:1: unknown key 'help'"},
         {"chat = \n", "empty value"},
-        {"chat = yes\n", "bad.ini:1: chat: 'yes' must be one of on, off"},
+        {"chat = yes\n", "bad.ini:1: chat is 'yes' and must be one of on, off"},
         {"command = paln\n", "bad.ini:1: unknown command 'paln' | did you mean plan?"},
         {"command = help\n", "bad.ini:1: unknown command 'help'"},
         {"prompt = \xff\n", "bad.ini:1: invalid UTF-8"},
@@ -440,6 +526,25 @@ BOOST_AUTO_TEST_CASE(json_lines) {
                "line 2: id 'x' was used before");
     TEST_HOLDS(bad_prompts(folder, "{\"ids\":[1]}\n", true), "chat");
     TEST_HOLDS(bad_prompts(folder, "{\"ids\":" + std::string(100000, '[')), "not one JSON object");
+}
+
+BOOST_AUTO_TEST_CASE(json_that_is_not_one_object_a_line_is_no_text) {
+    const Folder folder;
+    Options o;
+    for (const char* name : {"p.json", "p.jsonl", "p.ndjson", "p.JSON"}) {
+        o.prompts_file = folder.write(name, "\xEF\xBB\xBF \n[{\"prompt\": \"a\"},\n{\"prompt\": \"b\"}]\n");
+        const auto text = refusal(Exit::bad_input, [&] { read_prompts(o); });
+        TEST_HOLDS(text, std::string(name) + ": holds a JSON array | one JSON object a line is read");
+        o.prompts_file = folder.write(name, "\"a\"\n\"b\"\n");
+        TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), std::string(name) + ": has the name of a JSON file");
+        o.prompts_file = folder.write(name, "{\"prompt\": \"a\"}\n");
+        BOOST_TEST(read_prompts(o).size() == 1u);
+    }
+    // Under any other name a bracket is text.
+    for (const char* name : {"p", "p.txt", "p.json.txt", ".json"}) {
+        o.prompts_file = folder.write(name, "[1, 2, 3]\n");
+        BOOST_TEST(read_prompts(o).at(0).text == "[1, 2, 3]");
+    }
 }
 
 BOOST_AUTO_TEST_CASE(odd_files_are_refused_without_waiting) {

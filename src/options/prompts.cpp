@@ -127,6 +127,15 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
     return prompt;
 }
 
+/// A file that is JSON by its name and not one object a line would be read as text, brackets, quotes and all.
+void refuse_other_json(const std::filesystem::path& path, char first) {
+    auto extension = path.extension().string();
+    for (auto& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (extension != ".json" && extension != ".jsonl" && extension != ".ndjson") return;
+    refuse(path.string() + (first == '[' ? ": holds a JSON array" : ": has the name of a JSON file and does not start with '{'"),
+           "one JSON object a line is read, such as {\"prompt\": \"...\"}; text, one prompt a line, needs another name, such as .txt");
+}
+
 void read_file(const Options& options, std::vector<PromptText>& prompts) {
     const auto path = options.prompts_file.string();
     std::string content;
@@ -144,6 +153,7 @@ void read_file(const Options& options, std::vector<PromptText>& prompts) {
     const bool jsonl = first != std::string_view::npos && text[first] == '{';
     const auto lines = lines_of(text);
     if (lines.empty()) refuse(path + ": no prompts, the file is empty");
+    if (!jsonl && first != std::string_view::npos) refuse_other_json(options.prompts_file, text[first]);
 
     simdjson::dom::parser parser;
     std::set<std::string> ids;

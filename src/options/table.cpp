@@ -57,7 +57,7 @@ Binding number(double Options::*member, double least, double most, bool open_bel
 
 Binding path(std::filesystem::path Options::*member) {
     return {[=](Options& o, const std::string& text) {
-                if (text.find('\0') != std::string::npos) throw Refused{"holds a NUL byte"};
+                if (text.find('\0') != std::string::npos) throw Refused{"must not hold a NUL byte"};
                 o.*member = text;
             },
             [=](const Options& o) { return (o.*member).string(); }};
@@ -68,7 +68,14 @@ template <class T, class Read, class Write>
 Binding list(std::vector<T> Options::*member, const char* separators, Read read, Write write) {
     return {[=](Options& o, const std::string& text) {
                 std::vector<T> out;
-                for (const auto& part : values::parts(text, separators)) out.push_back(read(part));
+                for (const auto& item : values::parts(text, separators)) {
+                    try {
+                        out.push_back(read(item));
+                    } catch (Refused& refused) {
+                        refused.item = item;
+                        throw;
+                    }
+                }
                 o.*member = std::move(out);
             },
             [=](const Options& o) {
@@ -91,8 +98,30 @@ std::string bytes_text(std::uint64_t bytes) { return std::to_string(bytes); }
 Hardware hardware(const std::string& text) {
     const auto at = text.find('@');
     if (at == std::string::npos || at == 0 || at + 1 == text.size())
-        throw Refused{"each item is SIZE@GB_PER_SECOND", "for example 24GiB@1008,16GiB@288"};
-    return {memory(text.substr(0, at)), rate(text.substr(at + 1))};
+        throw Refused{"must be SIZE@GB_PER_SECOND", "for example 24GiB@1008,16GiB@288"};
+    const auto part = [](const std::string& text, auto read) {
+        try {
+            return read(text);
+        } catch (Refused& refused) {
+            refused.part = text;
+            throw;
+        }
+    };
+    return {part(text.substr(0, at), memory), part(text.substr(at + 1), rate)};
+}
+
+/// Notes the first size of the list that has no unit and is too small to be meant as bytes.
+Binding noting_bare_size(Binding binding) {
+    binding.set = [set = std::move(binding.set)](Options& o, const std::string& text) {
+        set(o, text);
+        for (const auto& item : values::parts(text, ",")) {
+            const auto size = item.substr(0, item.find('@'));
+            if (size.find_first_not_of("0123456789") != std::string::npos || values::bytes(size) >= 1 << 20) continue;
+            o.bare_size = size;
+            break;
+        }
+    };
+    return binding;
 }
 
 Binding shares() {
@@ -100,7 +129,7 @@ Binding shares() {
         &Options::shares, ",:", [](const std::string& s) { return values::number(s); }, values::text_of);
     binding.set = [set = binding.set](Options& o, const std::string& text) {
         set(o, text);
-        if (std::all_of(o.shares.begin(), o.shares.end(), [](double s) { return s == 0; })) throw Refused{"all shares are 0"};
+        if (std::all_of(o.shares.begin(), o.shares.end(), [](double s) { return s == 0; })) throw Refused{"must not be 0 for all ranks"};
     };
     return binding;
 }
@@ -202,12 +231,12 @@ std::vector<OptionRow> build_table() {
     add("gpus", "UUID,...", in_generation | per_rank, "GPUs by UUID or a prefix of it, one a rank", gpus());
     add("memory-limit", "SIZE,...", in_planning,
         "memory to use, the whole card counted; one for all ranks or one a rank (24GiB,16GiB)",
-        list(&Options::memory_limit, ",", memory, bytes_text));
+        noting_bare_size(list(&Options::memory_limit, ",", memory, bytes_text)));
     add("bandwidth", "GB/S,...", in_planning, "memory bandwidth to plan with, in GB/s; one for all ranks or one a rank",
         list(&Options::bandwidth, ",", rate, values::text_of));
     add("hardware", "SIZE@GB/S,...", in_plan, "plan for ranks that are not here (24GiB@1008,16GiB@288)",
-        list(&Options::hardware, ",", hardware,
-             [](const Hardware& h) { return bytes_text(h.bytes) + "@" + values::text_of(h.gb_per_s); }));
+        noting_bare_size(list(&Options::hardware, ",", hardware,
+                              [](const Hardware& h) { return bytes_text(h.bytes) + "@" + values::text_of(h.gb_per_s); })));
     add("context", "TOKENS", in_planning, "longest prompt plus answer; as much as fits when left out",
         integer(&Options::context, 2, tokens));
     add("kv", "bf16|fp8|fp32", in_planning, "storage of keys and values",
@@ -226,7 +255,7 @@ std::vector<OptionRow> build_table() {
     add("resume", "", in_run, "keep the finished prompts of an interrupted run and do the rest", on_off(&Options::resume));
     add("save-logits", "", in_run, "store the logits of every step", on_off(&Options::save_logits));
     add("hash", "on|off", in_generation, "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
-    add("json", "", in_planning | in_inspect, "print one JSON object to stdout in place of text", on_off(&Options::json));
+    add("json", "", in_planning | in_inspect, "JSON on stdout in place of text; plan, bench, inspect: one object; run: one for each finished request, one a line, in the order of finishing", on_off(&Options::json));
     add("timeout", "SECONDS", in_generation, "longest wait for the other ranks, a phase or a collective",
         number(&Options::timeout, 0.1, 1e6));
     // clang-format on

@@ -33,12 +33,26 @@ std::size_t distance(std::string_view a, std::string_view b) {
     return row.back();
 }
 
+std::string_view without_blanks(std::string_view text) {
+    const auto begin = text.find_first_not_of(" \t");
+    if (begin == std::string_view::npos) return {};
+    return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
 bool holds_all_words(std::string_view text, std::string_view words) {
     const auto all = parts(words, "-");
     return std::all_of(all.begin(), all.end(), [&](const std::string& w) { return text.find(w) != std::string_view::npos; });
 }
 
 }  // namespace
+
+std::string sentence(const std::string& name, std::string_view value, const Refused& refused) {
+    const bool in_list = !refused.item.empty() && refused.item != value;
+    auto out = name + (in_list ? " holds " + in_quotes(refused.item) : " is " + in_quotes(value));
+    if (!refused.part.empty() && refused.part != (in_list ? std::string_view(refused.item) : value))
+        return out + ", where " + in_quotes(refused.part) + " " + refused.why;
+    return out + (in_list ? ", which " : " and ") + refused.why;
+}
 
 std::int64_t integer(std::string_view text, std::int64_t least, std::int64_t most) {
     std::int64_t value = 0;
@@ -47,7 +61,7 @@ std::int64_t integer(std::string_view text, std::int64_t least, std::int64_t mos
     if ((fault == std::errc() && whole && (value < least || value > most)) ||
         (fault == std::errc::result_out_of_range && whole))
         throw Refused{"must be between " + std::to_string(least) + " and " + std::to_string(most)};
-    if (fault != std::errc() || !whole) throw Refused{"not a whole number"};
+    if (fault != std::errc() || !whole) throw Refused{"must be a whole number"};
     return value;
 }
 
@@ -55,7 +69,7 @@ std::uint64_t unsigned_integer(std::string_view text) {
     std::uint64_t value = 0;
     const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (fault == std::errc::result_out_of_range) throw Refused{"must be below 2^64"};
-    if (fault != std::errc() || end != text.data() + text.size()) throw Refused{"not a whole number of 0 or more"};
+    if (fault != std::errc() || end != text.data() + text.size()) throw Refused{"must be a whole number of 0 or more"};
     return value;
 }
 
@@ -63,8 +77,8 @@ double number(std::string_view text) {
     double value = 0;
     const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (!starts_with_digit(text) || fault == std::errc::invalid_argument || end != text.data() + text.size())
-        throw Refused{"not a number of 0 or more"};
-    if (fault == std::errc::result_out_of_range || !std::isfinite(value)) throw Refused{"number out of range"};
+        throw Refused{"must be a number of 0 or more"};
+    if (fault == std::errc::result_out_of_range || !std::isfinite(value)) throw Refused{"must be a number that a double can hold"};
     return value;
 }
 
@@ -76,13 +90,13 @@ std::uint64_t bytes(std::string_view text) {
     const auto figures = text.substr(0, split), unit = text.substr(split);
     const auto found = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return u.first == unit; });
     if (found == std::end(units) || !starts_with_digit(figures) || figures.back() == '.')
-        throw Refused{"not a size", "write it as 24GiB, 512MiB, 16GB or a number of bytes"};
+        throw Refused{"must be a size", "write it as 24GiB, 512MiB, 16GB or a number of bytes"};
     if (found->second == 1.0) {
-        if (figures.find('.') != std::string_view::npos) throw Refused{"not a whole number of bytes"};
+        if (figures.find('.') != std::string_view::npos) throw Refused{"must be a whole number of bytes"};
         return static_cast<std::uint64_t>(integer(figures, 0, std::numeric_limits<std::int64_t>::max()));
     }
     const double value = number(figures) * found->second;
-    if (!(value < 9.2e18)) throw Refused{"size out of range"};
+    if (!(value < 9.2e18)) throw Refused{"must be below 8 EiB"};
     return static_cast<std::uint64_t>(value);
 }
 
@@ -90,8 +104,9 @@ std::vector<std::string> parts(std::string_view text, std::string_view separator
     std::vector<std::string> out;
     for (std::size_t begin = 0;;) {
         const auto end = std::min(text.find_first_of(separators, begin), text.size());
-        if (end == begin) throw Refused{"holds an empty item"};
-        out.emplace_back(text.substr(begin, end - begin));
+        const auto part = without_blanks(text.substr(begin, end - begin));
+        if (part.empty()) throw Refused{"must not hold an empty item", "on a command line a list with blanks is put in quotes"};
+        out.emplace_back(part);
         if (end == text.size()) return out;
         begin = end + 1;
     }
