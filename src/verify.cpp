@@ -30,7 +30,10 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
 }
 
 void print_incomplete(const std::string& file, const StoredRun& run) {
-    if (!run.complete) std::cout << "note: " << file << " was recovered from a run that did not end\n";
+    if (run.complete) return;
+    std::cout << "note: " << file << (run.recovered ? " was recovered from a run that did not end" : " is of a run that was interrupted");
+    if (run.run.requests_asked > 0) std::cout << ": it holds " << run.requests.size() << " of the " << run.run.requests_asked << " requests asked for";
+    std::cout << '\n';
 }
 
 bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(); }

@@ -65,6 +65,33 @@ says 'Tokyo'
 FTMPI_FAULT=0:decode#2:term expect_code 0 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output last.h5
 FTMPI_FAULT=1:decode#1:term expect_code 7 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output before.h5
 
+# --- an interrupted file says that it is not all, and counts all of it when it is --------------------------------------------------
+FTMPI_FAULT=0:decode#40:term expect_code 7 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5
+expect_code 8 "$ftmpi" verify five.h5 part.h5
+says "note: part.h5 is of a run that was interrupted: it holds"
+says "of the 5 requests asked for"
+if command -v h5dump >/dev/null; then
+    number() { h5dump "$1" "$2" "$3" | sed -n 's/^ *(0): \([0-9.e+]*\)$/\1/p'; }
+    same "$(number -a /requests_asked part.h5) $(number -a /complete part.h5)" "5 0" "asked for, and complete, of an interrupted run"
+fi
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5 --resume
+says "tokens made"
+expect_code 0 "$ftmpi" verify five.h5 part.h5
+if grep -q "part.h5 is\|recovered" out; then bad "a file that is whole by now is called interrupted"; else ok; fi
+if command -v h5dump >/dev/null; then
+    same "$(number -a /requests_asked part.h5) $(number -a /complete part.h5)" "5 1" "asked for, and complete, after --resume"
+    for name in requests_count prompt_tokens output_tokens errors_count; do
+        same "$(number -d /summary/$name part.h5)" "$(number -d /summary/$name five.h5)" "$name after --resume"
+    done
+fi
+# With nothing left to do the file is not touched.
+cp part.h5 whole.h5
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5 --resume
+says "5 of 5 requests are finished already; nothing to do"
+if grep -q "tokens made" err; then bad "tokens made of nothing"; else ok; fi
+if cmp part.h5 whole.h5; then ok; else bad "a finished file was written anew"; fi
+absent part.h5.journal
+
 # --- existing outputs ---------------------------------------------------------------------------------------
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output one.h5
 says "--overwrite"
@@ -173,7 +200,7 @@ unlike "'weights"
 printf '{"ids":[%s]}\n{"prompt":"The capital of France is"}\n' "$(ids 33)" >failed.jsonl
 expect_code 9 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5
 expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5 --resume
-says "2 of 2 requests are finished already"
+says "2 of 2 requests are finished already; nothing to do"
 
 # --- the README shows the options as --help prints them ---------------------------------------------------------
 "$ftmpi" --help >help.txt

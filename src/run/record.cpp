@@ -48,10 +48,11 @@ std::string version_line() {
         ;
 }
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std::string& start_time) {
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked, const std::string& start_time) {
     const Options& o = engine.options();
     const ShardPlan& plan = engine.shard_plan();
     RunRecord r;
+    r.requests_asked = requests_asked;
     auto add = [&](const char* name, std::string value) { r.attributes.emplace_back(name, std::move(value)); };
     add("program", version_line());
     add("version", FTMPI_VERSION);
