@@ -74,5 +74,9 @@ if command -v h5dump >/dev/null; then
         set -- $is
         same "$(h5dump -a "/$2" "$1" | grep -cE "\(0\): $3\$")" 1 "attribute $2 of $1"
     done
+    h5dump -a /options two.h5 >dump.txt
+    for line in "command = bench" "repeats = 2" "warmup = 1" "shares = 3,1" "prompt-lengths = 5,40" "hash = off"; do
+        if grep -q "$line" dump.txt; then ok; else bad "no option $line in two.h5"; fi
+    done
 fi
 finish

@@ -92,6 +92,29 @@ if grep -q "tokens made" err; then bad "tokens made of nothing"; else ok; fi
 if cmp part.h5 whole.h5; then ok; else bad "a finished file was written anew"; fi
 absent part.h5.journal
 
+# --- the file says with what it was made -------------------------------------------------------------------------------------------
+printf 'model = %s\nprompts = prompts.txt\nthreads = 1\npolicy = even\nprefill-chunk = 7\nmax-tokens = 5\ntemperature = 0.8\nseed = 3\n' "$model" >some.ini
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --job some.ini --output 'it'"'"'s made.h5'
+if command -v h5dump >/dev/null; then
+    # A text as h5dump prints it, over several lines and set in.
+    attribute() { h5dump -a "/$1" "$2" | sed -n '/(0): "/,$p' | sed -e '/^ *}$/,$d' | sed -e '1s/^ *(0): "//' -e '$s/"$//' -e 's/^  *//' -e 's/\\"/"/g' -e 's/\\n/\n/g'; }
+    attribute options "it's made.h5" >again.ini
+    for line in "threads = 1" "policy = even" "prefill-chunk = 7" "max-tokens = 5" "temperature = 0.8" "seed = 3" "batch = 1"; do
+        same "$(grep -cx "$line" again.ini)" 1 "the option $line in the file"
+    done
+    mkdir elsewhere
+    expect_code 0 "$mpirun" -np 1 --wdir elsewhere "$ftmpi" --job "$work/again.ini" --output "$work/again.h5"
+    expect_code 0 "$ftmpi" verify "it's made.h5" again.h5
+    same "$(attribute options again.h5)" "$(cat again.ini)" "the options of the run that repeats it"
+    same "$(attribute argv "it's made.h5")" "$ftmpi --job some.ini --output 'it'\\''s made.h5'" "argv for a shell"
+    same "$(attribute prefill_rows again.h5)" 7 "rows of a prefill step"
+    same "$(h5dump -d /ranks/cpu_threads "it's made.h5" | grep -c '(0): 1, 1$')" 1 "threads of both ranks"
+fi
+
+# --- special tokens written in a prompt are these tokens ------------------------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompt 'a<|im_start|>b' --prompt 'a<|im_start |>b' --max-tokens 1 --output special.h5 --json
+same "$(sed -n 's/.*"prompt_tokens":\([0-9]*\).*/\1/p' out | head -n 1)" 3 "tokens of a prompt with a special token"
+
 # --- existing outputs ---------------------------------------------------------------------------------------
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output one.h5
 says "--overwrite"
