@@ -127,5 +127,9 @@ std::optional<Difference> compare_results(const StoredRun& a, const StoredRun& b
 
 /// The first line that differs between two RunRecord::identity, as a sentence; empty when they are equal.
 std::string identity_difference(const std::string& a, const std::string& b);
+/// Every label whose value differs between the two, with the words "LABEL is A in the first, B in the second".
+std::vector<std::pair<std::string, std::string>> setting_differences(const std::string& a, const std::string& b);
+/// Those words. Nothing stands for a value that is not there.
+std::string setting_difference(const std::string& label, const std::optional<std::string>& a, const std::optional<std::string>& b);
 
 }  // namespace ftmpi

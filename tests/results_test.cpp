@@ -612,4 +612,15 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     BOOST_TEST(identity_difference("a: 1\nb: 2\n", "a: 1\nb: 3\n") == "\"b: 2\" there, \"b: 3\" here");
     BOOST_TEST(identity_difference("a: 1\n", "a: 1\nb: 3\n") == "\"\" there, \"b: 3\" here");
     BOOST_TEST(identity_difference("a: 1", "a: 1\n") != "");
+
+    const auto settings = [](const std::string& a, const std::string& b) {
+        std::string all;
+        for (const auto& [label, words] : setting_differences(a, b)) all += label + "| " + words + "\n";
+        return all;
+    };
+    BOOST_TEST(settings("a: 1\nb: 2\n", "a: 1\nb: 2\n") == "");
+    BOOST_TEST(settings("a: 1\nb: 2\nc: x: y\n", "c: z\na: 1\nb: 3\nd: 4") ==
+               "b| b is 2 in the first, 3 in the second\nc| c is x: y in the first, z in the second\n"
+               "d| d is not there in the first, 4 in the second\n");
+    BOOST_TEST(settings("a: \n", "a: \x1b[2J\n") == "a| a is \"\" in the first, \\x1b[2J in the second\n");
 }

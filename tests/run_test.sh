@@ -30,6 +30,8 @@ for kv in fp32 fp8; do
     expect_code 0 "$ftmpi" verify $kv.h5 other.h5
 done
 expect_code 8 "$ftmpi" verify five.h5 fp8.h5
+same "$(grep -c '^note: kv' out)" 1 "notes on the caches"
+says "note: kv is bf16 in the first, fp8 in the second"
 FTMPI_SIMD=plain expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite
 expect_code 0 "$ftmpi" verify five.h5 other.h5
 
@@ -110,6 +112,12 @@ if command -v h5dump >/dev/null; then
     same "$(attribute prefill_rows again.h5)" 7 "rows of a prefill step"
     same "$(h5dump -d /ranks/cpu_threads "it's made.h5" | grep -c '(0): 1, 1$')" 1 "threads of both ranks"
 fi
+
+# --- hashes that were not made prove nothing -----------------------------------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output unhashed.h5 --hash off
+expect_code 0 "$ftmpi" verify five.h5 unhashed.h5
+says "equal tokens (the logits of 5 requests were not compared: hashing was off in unhashed.h5): 5 requests"
+same "$(grep -c '^note: hash' out)" 1 "notes on hashing"
 
 # --- special tokens written in a prompt are these tokens ------------------------------------------------------------------------------
 expect_code 0 "$ftmpi" --model "$model" --prompt 'a<|im_start|>b' --prompt 'a<|im_start |>b' --max-tokens 1 --output special.h5 --json
