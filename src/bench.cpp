@@ -185,11 +185,16 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     std::unique_ptr<ResultFile> results;
     session.agree("results", [&] {
         if (!root) return;
-        std::string all = std::to_string(options.seed);
-        for (const auto& c : cases) all += " " + c.name();
-        results =
-            std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), record_of(engine, hex(sha256(all)), utc("%Y-%m-%dT%H:%M:%SZ")),
-                                         options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
+        std::string names;
+        std::int64_t requests = 0;
+        for (const auto& c : cases) {
+            names += " " + c.name();
+            requests += std::int64_t{c.batch} * options.repeats;
+        }
+        RunRecord record = record_of(engine, hex(sha256(std::to_string(options.seed) + names)), requests, utc("%Y-%m-%dT%H:%M:%SZ"));
+        record.attributes.emplace_back("cases_asked", names.substr(1));
+        results = std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), std::move(record),
+                                               options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
     }, true);
 
@@ -253,7 +258,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         SummaryRecord summary =
             bench_summary(times, figures, around, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
         add_held(engine, summary);
-        results->finish(summary);
+        results->finish(summary, stopped);
         screen.taken(engine);
         const mpi::StopBound bound("printing");
         const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);

@@ -71,6 +71,9 @@ struct Options {
 
 /// Parses argv (and the job file it names; the command line wins). Throws Error(Exit::usage) naming option and value.
 Options parse_options(int argc, const char* const* argv);
+/// The effective options of a run or a bench as a job file that repeats it anywhere: paths are absolute, what was left out for the
+/// program to choose stays left out, and so do --output, --overwrite, --resume and --job, which say nothing of what is computed.
+std::string job_file_text(const Options& options);
 /// The option table, as `--help` prints it and the README repeats it.
 std::string help_text();
 /// Bytes of "24GiB", "512MiB", "16GB", "1000"; Error(usage) otherwise.

@@ -22,6 +22,7 @@ struct RunRecord {
     /// All that must be equal for --resume (model hashes, prompts, options that change the text), as lines "label: value",
     /// so that a message can show the first line that differs.
     std::string identity;
+    std::int64_t requests_asked = 0;  ///< how many requests the run is to end with; 0: not known (from before it was written)
 };
 
 /// One finished prompt.
@@ -45,7 +46,14 @@ struct RequestRecord {
     std::int64_t session = 0;             ///< set by ResultFile: 0 = made by the first run, n = by the n-th --resume
 };
 
-/// Facts known at the end.
+/// What can be counted from requests that are written.
+struct RequestCounts {
+    std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
+    std::int64_t errors = 0;  ///< requests that ended with an error of their own
+    void add(const RequestRecord& request);
+};
+
+/// Facts known at the end, beside the counts over all requests, which the file gets of itself.
 struct SummaryRecord {
     std::vector<std::pair<std::string, double>> values;  ///< "decode_tokens_per_second", "load_seconds", ... with unit in the name's last word
     /// Measured one by one, each a matrix of `rows` rows: "step_seconds" as [rank][step]. Names as above, other than the values'.
@@ -74,13 +82,16 @@ public:
     const std::vector<std::int64_t>& finished() const;
     /// How many of them ended with an error.
     std::int64_t failed_before() const;
+    /// Existing::resume found a finished file of this run that holds every request asked for. It stays as it is, byte for byte:
+    /// nothing can be appended, and finish() only removes the journal.
+    bool nothing_left() const;
     /// Appends to PATH.journal: length, checksum, record; flushed to disk before it returns. On failure (a full disk, say)
     /// the journal is cut back to its last whole record and Error(failure) is thrown; appending may be tried again.
     void append(const RequestRecord& request);
     /// Writes PATH.part from the journal, renames it to PATH, removes the journal. On failure the journal stays; so it does, with a
     /// note on stderr, where the folder cannot be flushed. To be called once. A ResultFile destroyed without it keeps a journal that
-    /// holds a finished request or names a file to replace, and removes an empty one.
-    void finish(const SummaryRecord& summary);
+    /// holds a finished request or names a file to replace, and removes an empty one. `interrupted`: the run was told to end.
+    void finish(const SummaryRecord& summary, bool interrupted = false);
 
 private:
     struct State;
@@ -93,7 +104,8 @@ struct StoredRun {
     std::vector<RequestRecord> requests;  ///< by index
     SummaryRecord summary;
     bool torn_tail = false;               ///< a journal that did not end with a whole record; the rest was left out
-    bool complete = true;                 ///< false: a journal, or a file made from one by recover_results
+    bool complete = true;                 ///< the run ended by itself with every request it was asked for
+    bool recovered = false;               ///< a file made from a journal by recover_results
     std::string note;                     ///< one sentence when torn_tail: what was left out, where, after how many requests
 };
 /// Both throw Error(bad_input) that names the file and the object. Logits can be large: leave them out where not needed.
@@ -115,5 +127,9 @@ std::optional<Difference> compare_results(const StoredRun& a, const StoredRun& b
 
 /// The first line that differs between two RunRecord::identity, as a sentence; empty when they are equal.
 std::string identity_difference(const std::string& a, const std::string& b);
+/// Every label whose value differs between the two, with the words "LABEL is A in the first, B in the second".
+std::vector<std::pair<std::string, std::string>> setting_differences(const std::string& a, const std::string& b);
+/// Those words. Nothing stands for a value that is not there.
+std::string setting_difference(const std::string& label, const std::optional<std::string>& a, const std::optional<std::string>& b);
 
 }  // namespace ftmpi

@@ -95,7 +95,7 @@ double median(std::vector<double> v) {
     return *middle;
 }
 
-/// Figures over all requests of this run.
+/// Figures over the requests of this session.
 struct Tally {
     std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0, decoded = 0;
     double prefill_seconds = 0, decode_seconds = 0;
@@ -103,26 +103,30 @@ struct Tally {
 
     void add(const RequestRecord& r) {
         ++requests;
-        prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
+        if (r.prefill_seconds > 0) prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
         output_tokens += static_cast<std::int64_t>(r.output_ids.size());
         prefill_seconds += r.prefill_seconds;
         if (!r.step_seconds.empty()) steps.insert(steps.end(), r.step_seconds.begin() + 1, r.step_seconds.end());
     }
+    SessionFigures figures() const {
+        return {requests,        prompt_tokens, output_tokens,
+                prefill_seconds, decode_seconds > 0 ? static_cast<double>(decoded) / decode_seconds : 0, median(steps)};
+    }
 };
 
+/// The times of this session; what can be counted the file counts itself, over all sessions.
 SummaryRecord summary_of(const Tally& t, const Engine& engine, double wall_seconds) {
     SummaryRecord s;
     auto put = [&](const std::string& name, double value) { s.values.emplace_back(name, value); };
-    put("requests_count", static_cast<double>(t.requests));
-    put("prompt_tokens", static_cast<double>(t.prompt_tokens));
-    put("output_tokens", static_cast<double>(t.output_tokens));
-    put("load_seconds", engine.load_seconds());
-    put("prefill_seconds", t.prefill_seconds);
-    put("decode_seconds", t.decode_seconds);
     put("wall_seconds", wall_seconds);
+    if (engine.load_seconds() > 0) {
+        put("load_seconds", engine.load_seconds());
+        put("prefill_seconds", t.prefill_seconds);
+        put("decode_seconds", t.decode_seconds);
+    }
     if (!t.steps.empty()) {
         put("decode_step_median_seconds", median(t.steps));
-        put("decode_tokens_per_second", t.decode_seconds > 0 ? static_cast<double>(t.decoded) / t.decode_seconds : 0);
+        put("decode_tokens_per_second", t.figures().decode_tokens_per_second);
     }
     for (std::size_t r = 0; r < engine.reads().size(); ++r) {
         put("rank" + std::to_string(r) + "_checkpoint_cut_bytes", static_cast<double>(engine.reads()[r].cut));
@@ -159,14 +163,16 @@ Exit run_command(const Options& options, mpi::Session& session) {
     // The result file is checked before any weight is read, so that an hour of work cannot end at a read-only folder.
     std::unique_ptr<ResultFile> results;
     std::string finished_text;
+    bool nothing_left = false;  // known to rank 0
     const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
     session.agree("results", [&] {
         if (!root) return;
-        results = std::make_unique<ResultFile>(output_of(options, "ftmpi"), record_of(engine, prompts_digest(requests), start),
+        results = std::make_unique<ResultFile>(output_of(options, "ftmpi"), record_of(engine, prompts_digest(requests), std::ssize(requests), start),
                                                options.resume      ? ResultFile::Existing::resume
                                                : options.overwrite ? ResultFile::Existing::overwrite
                                                                    : ResultFile::Existing::refuse);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+        nothing_left = results->nothing_left();
         finished_text = std::to_string(results->failed_before()) + "\n";
         for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
     }, true);
@@ -178,7 +184,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
         failed = std::stoll(text.substr(0, at));
         for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++count)
             done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
-        screen.resumed(count);
+        screen.resumed(count, nothing_left);
     }
     // What is refused ends before any work, so that nobody waits hours for it.
     Tally tally;
@@ -246,9 +252,9 @@ Exit run_command(const Options& options, mpi::Session& session) {
         if (!root) return;
         SummaryRecord summary = summary_of(tally, engine, wall);
         add_held(engine, summary);
-        results->finish(summary);
+        results->finish(summary, end == Generator::End::interrupted);
         screen.taken(engine);
-        screen.summary(summary, results->path(), end == Generator::End::interrupted,
+        screen.summary(tally.figures(), results->path(), end == Generator::End::interrupted,
                        static_cast<std::int64_t>(requests.size()) - static_cast<std::int64_t>(results->finished().size()) - tally.requests);
     });
     if (end == Generator::End::interrupted) return Exit::interrupted;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "digest.hpp"
 #include "error.hpp"
@@ -14,8 +15,11 @@ namespace {
 
 /// What was asked for or computed with, where the two runs differ: context for a difference, and a caution beside an equality.
 void print_settings(const StoredRun& a, const StoredRun& b) {
-    const std::string identity = identity_difference(a.run.identity, b.run.identity);
-    if (!identity.empty()) std::cout << "note: the runs were asked for different things: " << identity << '\n';
+    std::set<std::string> said;
+    constexpr std::size_t most = 20;  // of a file of this program there are fewer
+    for (const auto& [label, words] : setting_differences(a.run.identity, b.run.identity))
+        if (said.insert(label).second && said.size() <= most) std::cout << "note: " << words << '\n';
+    if (said.size() > most) std::cout << "note: " << said.size() - most << " more settings differ\n";
     const auto concerns = [](const std::string& key) {
         for (const char* word : {"numerics", "model", "hash", "kv"})
             if (key.find(word) != std::string::npos) return true;
@@ -24,13 +28,16 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
     const std::map<std::string, std::string> others(b.run.attributes.begin(), b.run.attributes.end());
     for (const auto& [key, value] : a.run.attributes) {
         const auto other = others.find(key);
-        if (concerns(key) && other != others.end() && other->second != value)
-            std::cout << "note: " << key << " is " << value << " in the first, " << other->second << " in the second\n";
+        if (concerns(key) && other != others.end() && other->second != value && !said.contains(key))
+            std::cout << "note: " << setting_difference(key, value, other->second) << '\n';
     }
 }
 
 void print_incomplete(const std::string& file, const StoredRun& run) {
-    if (!run.complete) std::cout << "note: " << file << " was recovered from a run that did not end\n";
+    if (run.complete) return;
+    std::cout << "note: " << file << (run.recovered ? " was recovered from a run that did not end" : " is of a run that was interrupted");
+    if (run.run.requests_asked > 0) std::cout << ": it holds " << run.requests.size() << " of the " << run.run.requests_asked << " requests asked for";
+    std::cout << '\n';
 }
 
 bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(); }
@@ -70,8 +77,8 @@ int verify_command(const Options& options) {
                                [](const auto& r) { return hashed(r) || r.output_ids.empty(); });
         };
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
-        std::cout << "equal tokens: " << counts << "; the logits of " << not_hashed
-                  << " requests were not compared: hashing was off in " << where << '\n';
+        std::cout << "equal tokens (the logits of " << not_hashed << " requests were not compared: hashing was off in " << where << "): " << counts
+                  << '\n';
     } else {
         std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';
     }

@@ -65,4 +65,18 @@ absent bad.h5.journal
 FTMPI_FAULT=0:decode#30:term expect_code 7 "$ftmpi" bench --model "$model" "${lengths[@]}" --output stopped.h5
 says "interrupted"
 present stopped.h5
+expect_code 0 "$ftmpi" verify stopped.h5 stopped.h5
+says "note: stopped.h5 is of a run that was interrupted: it holds"
+says "of the 16 requests asked for"
+if command -v h5dump >/dev/null; then
+    for is in "stopped.h5 complete 0" "one.h5 complete 1" "two.h5 requests_asked 16" "one.h5 cases_asked .p5_d6_b1.p5_d6_b3.p40_d6_b1.p40_d6_b3."; do
+        # shellcheck disable=SC2086
+        set -- $is
+        same "$(h5dump -a "/$2" "$1" | grep -cE "\(0\): $3\$")" 1 "attribute $2 of $1"
+    done
+    h5dump -a /options two.h5 >dump.txt
+    for line in "command = bench" "repeats = 2" "warmup = 1" "shares = 3,1" "prompt-lengths = 5,40" "hash = off"; do
+        if grep -q "$line" dump.txt; then ok; else bad "no option $line in two.h5"; fi
+    done
+fi
 finish

@@ -358,8 +358,17 @@ BOOST_AUTO_TEST_CASE(records_whose_parts_do_not_fit_are_refused) {
     auto flag = encode(run);
     flag[1 + 8 + 8] = 2;  // keeps_file, behind kind, session and an empty id
     refused({flag, request}, "does not have the layout of this version");
+    const auto number = [](std::int64_t value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+    // Behind the identity: what is replaced, then the number asked for; neither may be nothing at the end.
+    for (const auto& tail : {number(0), number(0) + number(0), number(0) + number(-1), number(0) + number(3) + number(0), number(1) + "x" + "y"})
+        refused({encode(run) + tail, request}, "does not have the layout of this version");
 
+    write_file(journal, journal_of({encode(run) + number(0) + number(3), request}));
+    BOOST_TEST(read_journal(journal).run.requests_asked == 3);
+    BOOST_TEST(recover_results(h5) == 1);
+    std::filesystem::remove(h5);
     write_file(journal, journal_of({encode(run), request}));
+    BOOST_TEST(read_journal(journal).run.requests_asked == 0);
     BOOST_TEST(recover_results(h5) == 1);
 }
 

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "error.hpp"
+#include "options/values.hpp"
 #include "refusal.hpp"
 
 using namespace ftmpi;
@@ -86,6 +87,67 @@ BOOST_AUTO_TEST_CASE(run_is_the_command_when_none_is_named) {
     for (const char* help : {"help", "--help", "-h"}) BOOST_TEST((parse({help}).command == Command::help));
     BOOST_TEST((parse({"run", "--help"}).command == Command::help));
     BOOST_TEST((parse({"--version"}).command == Command::version));
+}
+
+/// What a run was measured with, saved as a job file, is the same run: the text made of it is the same again.
+BOOST_AUTO_TEST_CASE(effective_options_are_a_job_file) {
+    const Folder folder;
+    const auto again = [&](const Options& o) {
+        const auto text = job_file_text(o);
+        const auto back = parse({"--job", folder.write("job", text)});
+        BOOST_TEST(job_file_text(back) == text);
+        BOOST_TEST((back.command == o.command));
+        BOOST_TEST(back.max_tokens_asked == o.max_tokens_asked);
+        BOOST_TEST(back.model == fs::absolute(o.model));
+        BOOST_TEST((back.output.empty() && !back.overwrite && !back.resume && back.job != o.job));
+        return back;
+    };
+    const auto plain = again(parse_run({}));
+    BOOST_TEST(plain.prompts == std::vector<std::string>{"hello"}, boost::test_tools::per_element());
+    TEST_HOLDS(job_file_text(plain), "\ntemperature = 0\n");
+    TEST_HOLDS(job_file_text(plain), "\n# max-tokens = 64 by default\n");
+
+    const auto all = again(parse_run({"--prompt", "# = two", "--chat", "--thinking", "off", "--max-tokens", "7", "--ignore-eos", "--temperature",
+                                      "0.1", "--top-k", "3", "--top-p", "0.9999999", "--seed", "18446744073709551615", "--batch", "2",
+                                      "--backend", "cpu", "--transport", "mpi", "--numerics", "fast", "--shares", "5:2,0.1", "--memory-limit",
+                                      "24GiB,16GB", "--bandwidth", "1e30,288.5", "--context", "99", "--kv", "fp8", "--embedding", "host",
+                                      "--prefill-chunk", "7", "--threads", "3", "--output", "o.h5", "--overwrite", "--save-logits", "--hash",
+                                      "off", "--json", "--timeout", "1.5"}));
+    BOOST_TEST(all.prompts == (std::vector<std::string>{"hello", "# = two"}), boost::test_tools::per_element());
+    BOOST_TEST((all.chat && !all.thinking && all.ignore_eos && all.save_logits && all.json && all.hash == false));
+    BOOST_TEST(all.top_p == 0.9999999);
+    BOOST_TEST(all.threads == 3);
+    BOOST_TEST(all.shares == (std::vector<double>{5, 2, 0.1}), boost::test_tools::per_element());
+
+    const auto file = folder.write("j", "model = m\nprompts = p\nmax-tokens = 64\npolicy = even\nthreads = 2\n");
+    const auto from_file = again(parse({"--job", file}));
+    BOOST_TEST((from_file.policy == Policy::even && from_file.max_tokens_asked));
+    BOOST_TEST(from_file.prompts_file == fs::absolute("p"));
+
+    const auto bench = again(parse({"bench", "--model", "m", "--batches", "1,3", "--warmup", "0", "--threads", "1"}));
+    BOOST_TEST(bench.warmup == 0);
+    BOOST_TEST(bench.batches == (std::vector<std::int64_t>{1, 3}), boost::test_tools::per_element());
+
+    // What no line can hold makes no other run of it.
+    for (const char* prompt : {" a", "a\t", "a\nmodel = n", "\r"}) {
+        const auto text = job_file_text(parse_run({"--prompt", prompt}));
+        TEST_HOLDS(text, "\n# prompt: no line");
+        BOOST_TEST((text.find("hello") == std::string::npos && text.find("\nmodel = n\n") == std::string::npos), text);
+        TEST_HOLDS(usage({"--job", folder.write("job", text)}), "no prompt");
+    }
+    TEST_HOLDS(job_file_text(parse({"--model", "a\nb", "--prompt", "x"})), "\n# model: no line");
+}
+
+BOOST_AUTO_TEST_CASE(words_for_a_shell) {
+    const Folder folder;
+    for (const std::string word : {"", "a", "--top-p=0.9", "./a b", "it's", "''", "$HOME `x` \\ \"q\"", "a\nb", "~", "*", "#x", "-n", "\xff", "!1", "a;b&c|d"}) {
+        const auto out = (folder.path / "out").string();
+        BOOST_REQUIRE(std::system(("printf %s " + values::shell_word(word) + " >" + out).c_str()) == 0);
+        std::ifstream in(out, std::ios::binary);
+        BOOST_TEST((std::string(std::istreambuf_iterator<char>(in), {}) == word), word);
+    }
+    BOOST_TEST(values::shell_word("--shares=3,1:2") == "--shares=3,1:2");
+    BOOST_TEST(values::shell_word("The capital") == "'The capital'");
 }
 
 BOOST_AUTO_TEST_CASE(every_value_reaches_its_field) {

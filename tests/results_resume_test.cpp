@@ -61,6 +61,110 @@ BOOST_AUTO_TEST_CASE(resume) {
                 [&] { ResultFile(folder.path / "bad.h5", sample_run(), Existing::resume); });
 }
 
+BOOST_AUTO_TEST_CASE(a_finished_file_with_nothing_left_stays_as_it_is) {
+    Folder folder;
+    const auto write = [&](std::int64_t asked, std::int64_t requests, bool interrupted = false) {
+        ResultFile results(folder.file, asked_run(asked), Existing::overwrite);
+        for (std::int64_t i = 0; i < requests; ++i) {
+            RequestRecord request = sample_request(i);
+            if (i == 1) request.error = "a logit is not finite";
+            results.append(request);
+        }
+        results.finish({{{"decode_tokens_per_second", 1500}}}, interrupted);
+        return bytes_of(folder.file);
+    };
+    const std::string whole = write(3, 3);
+    RunRecord again = asked_run(3);
+    again.attributes[1].second = "ftmpi --resume";  // no part of what must be equal
+    for (const bool finish : {true, false}) {
+        ResultFile results(folder.file, again, Existing::resume);
+        BOOST_TEST(results.nothing_left());
+        BOOST_TEST((results.finished() == std::vector<std::int64_t>{0, 1, 2}));
+        BOOST_TEST(results.failed_before() == 1);
+        check_error(Exit::failure, {"after the end"}, [&] { results.append(sample_request(3)); });
+        if (!finish) continue;
+        results.finish({});
+        check_error(Exit::failure, {"finished twice"}, [&] { results.finish({}); });
+    }
+    BOOST_TEST((bytes_of(folder.file) == whole));
+    BOOST_TEST(folder.list() == "out.h5");
+
+    // A journal beside it: without a request, as a kill of such a --resume leaves it, it says nothing; with one it is gone on from.
+    write_bytes(folder.journal, "");
+    ResultFile(folder.file, again, Existing::resume).finish({});
+    BOOST_TEST((bytes_of(folder.file) == whole));
+    BOOST_TEST(folder.list() == "out.h5");
+    fs::remove(folder.file);
+    {
+        ResultFile results(folder.file, asked_run(3), Existing::refuse);
+        for (std::int64_t i = 0; i < 3; ++i) results.append(sample_request(i));
+    }
+    const std::string journal = bytes_of(folder.journal);
+    {
+        ResultFile results(folder.file, again, Existing::resume);
+        BOOST_TEST((!results.nothing_left() && results.finished().size() == 3u));
+        results.finish({});
+    }
+    // Of the same run, left because the folder could not be flushed: the file has it all.
+    const std::string made = bytes_of(folder.file);
+    write_bytes(folder.journal, journal);
+    {
+        ResultFile results(folder.file, again, Existing::resume);
+        BOOST_TEST(results.nothing_left());
+        BOOST_TEST((bytes_of(folder.journal) == journal));
+        results.finish({});
+    }
+    BOOST_TEST((bytes_of(folder.file) == made));
+    BOOST_TEST(folder.list() == "out.h5");
+    // One that names this file as to be replaced.
+    { ResultFile results(folder.file, asked_run(3), Existing::overwrite); }
+    {
+        ResultFile results(folder.file, again, Existing::resume);
+        BOOST_TEST((!results.nothing_left() && results.finished().empty()));
+    }
+    fs::remove(folder.journal);
+
+    // Files that lack something: a request, the number asked for, an end that the run came to by itself.
+    write(3, 2, true);
+    BOOST_TEST(!ResultFile(folder.file, again, Existing::resume).nothing_left());
+    fs::remove(folder.journal);
+    write(0, 3);
+    BOOST_TEST(ResultFile(folder.file, again, Existing::resume).nothing_left());
+    fs::remove(folder.file);
+    leave_journal(folder.file, 3);
+    recover_results(folder.file);
+    {
+        ResultFile results(folder.file, again, Existing::resume);
+        BOOST_TEST(!results.nothing_left());
+        results.finish({});
+    }
+    BOOST_TEST(read_results(folder.file).complete);
+    check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+}
+
+BOOST_AUTO_TEST_CASE(counts_are_of_all_sessions_and_times_of_the_last) {
+    Folder folder;
+    {
+        ResultFile results(folder.file, asked_run(3), Existing::refuse);
+        results.append(sample_request(0));
+        results.append(sample_request(1));
+        results.finish({{{"decode_seconds", 2}}}, true);
+    }
+    BOOST_TEST(!read_results(folder.file).complete);
+    {
+        ResultFile results(folder.file, asked_run(3), Existing::resume);
+        results.append(sample_request(2));
+        results.finish({{{"decode_seconds", 1}}});
+    }
+    const StoredRun stored = read_results(folder.file);
+    BOOST_TEST(stored.complete);
+    BOOST_TEST(figure(stored, "requests_count") == 3);
+    BOOST_TEST(figure(stored, "prompt_tokens") == 9);
+    BOOST_TEST(figure(stored, "output_tokens") == 12);
+    BOOST_TEST(figure(stored, "errors_count") == 0);
+    BOOST_TEST(figure(stored, "decode_seconds") == 1);
+}
+
 BOOST_AUTO_TEST_CASE(resume_replaces_what_overwrite_was_given_for) {
     Folder folder;
     write_run(folder.file, 3);

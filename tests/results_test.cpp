@@ -7,7 +7,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 
+#include "results/seal.hpp"
 #include "results_checks.hpp"
 
 BOOST_AUTO_TEST_CASE(all_fields_come_back) {
@@ -36,13 +38,111 @@ BOOST_AUTO_TEST_CASE(all_fields_come_back) {
     BOOST_TEST(folder.list() == "out.h5");
     const StoredRun back = read_results(folder.file);
     check_equal(back.run, sample_run());
-    BOOST_TEST((back.summary.values == summary.values));
+    SummaryRecord counted{{{"requests_count", 3}, {"errors_count", 1}, {"prompt_tokens", 6}, {"output_tokens", 8}}};
+    counted.values.insert(counted.values.end(), summary.values.begin(), summary.values.end());
+    BOOST_TEST((back.summary.values == counted.values));
     BOOST_TEST(back.complete);
     BOOST_REQUIRE(back.requests.size() == 3u);
     check_equal(back.requests[0], sample_request(0));
     check_equal(back.requests[1], with_logits);
     check_equal(back.requests[2], failed);
     BOOST_TEST(read_results(folder.file, false).requests[1].logits.empty());
+}
+
+// "Complete" is what a script asks for before it takes the file for all that was asked for.
+BOOST_AUTO_TEST_CASE(only_a_file_that_holds_all_is_complete) {
+    Folder folder;
+    const auto write = [&](std::int64_t asked, std::int64_t requests, bool interrupted) {
+        ResultFile results(folder.file, asked_run(asked), Existing::overwrite);
+        for (std::int64_t i = 0; i < requests; ++i) results.append(sample_request(i));
+        results.finish({}, interrupted);
+        const StoredRun back = read_results(folder.file);
+        BOOST_TEST(back.run.requests_asked == asked);
+        BOOST_TEST(!back.recovered);
+        BOOST_TEST(figure(back, "requests_count") == static_cast<double>(requests));
+        return back.complete;
+    };
+    BOOST_TEST(write(3, 3, false));
+    BOOST_TEST(!write(3, 2, true));
+    BOOST_TEST(!write(3, 2, false));
+    BOOST_TEST(!write(3, 3, true));
+    BOOST_TEST(write(0, 2, false));  // not known how many
+    BOOST_TEST(!write(0, 2, true));
+
+    // A journal knows it too, and what is made of it is never complete.
+    fs::remove(folder.file);
+    {
+        ResultFile results(folder.file, asked_run(3), Existing::refuse);
+        for (std::int64_t i = 0; i < 3; ++i) results.append(sample_request(i));
+    }
+    BOOST_TEST(read_journal(folder.journal).run.requests_asked == 3);
+    BOOST_TEST(recover_results(folder.file) == 3);
+    const StoredRun back = read_results(folder.file);
+    BOOST_TEST(back.run.requests_asked == 3);
+    BOOST_TEST((!back.complete && back.recovered));
+    BOOST_TEST(figure(back, "output_tokens") == 12);
+}
+
+/// Changes the root of a result as another program could, with a seal that fits.
+void change_root(const fs::path& path, const std::function<void(hid_t)>& change) {
+    const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    BOOST_REQUIRE(file >= 0);
+    change(file);
+    H5Fclose(file);
+    seal_file(path);
+}
+
+void set_integer(hid_t root, const char* name, std::int64_t value) {
+    H5Adelete(root, name);
+    const hid_t space = H5Screate(H5S_SCALAR);
+    const hid_t attribute = H5Acreate2(root, name, H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+    H5Awrite(attribute, H5T_NATIVE_INT64, &value);
+    H5Aclose(attribute);
+    H5Sclose(space);
+}
+
+BOOST_AUTO_TEST_CASE(files_from_before_the_number_asked_for) {
+    Folder folder;
+    for (const bool recovered : {false, true}) {
+        fs::remove(folder.file);
+        if (recovered) {
+            leave_journal(folder.file, 2);
+            recover_results(folder.file);
+        } else {
+            write_run(folder.file, 2);
+        }
+        change_root(folder.file, [](hid_t root) { H5Adelete(root, "recovered"); });
+        const StoredRun back = read_results(folder.file);
+        BOOST_TEST(back.run.requests_asked == 0);
+        BOOST_TEST(back.complete == !recovered);
+        BOOST_TEST(back.recovered == recovered);
+        BOOST_TEST(back.requests.size() == 2u);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(numbers_asked_for_that_cannot_be) {
+    Folder folder;
+    write_run(folder.file, 2, Existing::refuse, asked_run(2));
+    constexpr auto most = std::numeric_limits<std::int64_t>::max();
+    for (const std::int64_t asked : {std::int64_t{0}, std::int64_t{-1}, -most - 1}) {
+        change_root(folder.file, [&](hid_t root) { set_integer(root, "requests_asked", asked); });
+        check_error(Exit::bad_input, {"out.h5", "requests_asked is " + std::to_string(asked)}, [&] { read_results(folder.file); });
+        check_error(Exit::bad_input, {"requests_asked"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    }
+    for (const std::int64_t asked : {std::int64_t{1}, std::int64_t{3}, most}) {
+        change_root(folder.file, [&](hid_t root) { set_integer(root, "requests_asked", asked); });
+        BOOST_TEST(!read_results(folder.file).complete);
+        BOOST_TEST(!ResultFile(folder.file, asked_run(2), Existing::resume).nothing_left());
+        fs::remove(folder.journal);
+    }
+    // What is no integer counts as not there.
+    change_root(folder.file, [](hid_t root) {
+        H5Adelete(root, "requests_asked");
+        const hid_t space = H5Screate(H5S_NULL), attribute = H5Acreate2(root, "requests_asked", H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+        H5Aclose(attribute);
+        H5Sclose(space);
+    });
+    BOOST_TEST(read_results(folder.file).run.requests_asked == 0);
 }
 
 BOOST_AUTO_TEST_CASE(odd_text_keeps_every_byte) {
@@ -127,7 +227,7 @@ BOOST_AUTO_TEST_CASE(ten_thousand_requests) {
 
 BOOST_AUTO_TEST_CASE(names_and_shapes_are_checked_before_they_matter) {
     Folder folder;
-    for (const std::string key : {"", "a/b", "schema_version", "identity", "a\nb", "\xFF", ".", "version", "x_replaced"}) {
+    for (const std::string key : {"", "a/b", "schema_version", "requests_asked", "recovered", "identity", "a\nb", "\xFF", ".", "version", "x_replaced"}) {
         RunRecord run = sample_run();
         run.attributes.emplace_back(key, "1");
         check_error(Exit::failure, {"results: attribute"}, [&] { ResultFile(folder.file, run, Existing::refuse); });
@@ -512,4 +612,15 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     BOOST_TEST(identity_difference("a: 1\nb: 2\n", "a: 1\nb: 3\n") == "\"b: 2\" there, \"b: 3\" here");
     BOOST_TEST(identity_difference("a: 1\n", "a: 1\nb: 3\n") == "\"\" there, \"b: 3\" here");
     BOOST_TEST(identity_difference("a: 1", "a: 1\n") != "");
+
+    const auto settings = [](const std::string& a, const std::string& b) {
+        std::string all;
+        for (const auto& [label, words] : setting_differences(a, b)) all += label + "| " + words + "\n";
+        return all;
+    };
+    BOOST_TEST(settings("a: 1\nb: 2\n", "a: 1\nb: 2\n") == "");
+    BOOST_TEST(settings("a: 1\nb: 2\nc: x: y\n", "c: z\na: 1\nb: 3\nd: 4") ==
+               "b| b is 2 in the first, 3 in the second\nc| c is x: y in the first, z in the second\n"
+               "d| d is not there in the first, 4 in the second\n");
+    BOOST_TEST(settings("a: \n", "a: \x1b[2J\n") == "a| a is \"\" in the first, \\x1b[2J in the second\n");
 }

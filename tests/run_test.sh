@@ -30,6 +30,8 @@ for kv in fp32 fp8; do
     expect_code 0 "$ftmpi" verify $kv.h5 other.h5
 done
 expect_code 8 "$ftmpi" verify five.h5 fp8.h5
+same "$(grep -c '^note: kv' out)" 1 "notes on the caches"
+says "note: kv is bf16 in the first, fp8 in the second"
 FTMPI_SIMD=plain expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite
 expect_code 0 "$ftmpi" verify five.h5 other.h5
 
@@ -64,6 +66,62 @@ says 'Tokyo'
 # --- a signal with the last step of all interrupts nothing; one step before it does -------------------------------------------
 FTMPI_FAULT=0:decode#2:term expect_code 0 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output last.h5
 FTMPI_FAULT=1:decode#1:term expect_code 7 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 3 --ignore-eos --output before.h5
+
+# --- an interrupted file says that it is not all, and counts all of it when it is --------------------------------------------------
+FTMPI_FAULT=0:decode#40:term expect_code 7 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5
+expect_code 8 "$ftmpi" verify five.h5 part.h5
+says "note: part.h5 is of a run that was interrupted: it holds"
+says "of the 5 requests asked for"
+if command -v h5dump >/dev/null; then
+    number() { h5dump "$1" "$2" "$3" | sed -n 's/^ *(0): \([0-9.e+]*\)$/\1/p'; }
+    same "$(number -a /requests_asked part.h5) $(number -a /complete part.h5)" "5 0" "asked for, and complete, of an interrupted run"
+fi
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5 --resume
+says "tokens made"
+expect_code 0 "$ftmpi" verify five.h5 part.h5
+if grep -q "part.h5 is\|recovered" out; then bad "a file that is whole by now is called interrupted"; else ok; fi
+if command -v h5dump >/dev/null; then
+    same "$(number -a /requests_asked part.h5) $(number -a /complete part.h5)" "5 1" "asked for, and complete, after --resume"
+    for name in requests_count prompt_tokens output_tokens errors_count; do
+        same "$(number -d /summary/$name part.h5)" "$(number -d /summary/$name five.h5)" "$name after --resume"
+    done
+fi
+# With nothing left to do the file is not touched.
+cp part.h5 whole.h5
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output part.h5 --resume
+says "5 of 5 requests are finished already; nothing to do"
+if grep -q "tokens made" err; then bad "tokens made of nothing"; else ok; fi
+if cmp part.h5 whole.h5; then ok; else bad "a finished file was written anew"; fi
+absent part.h5.journal
+
+# --- the file says with what it was made -------------------------------------------------------------------------------------------
+printf 'model = %s\nprompts = prompts.txt\nthreads = 1\npolicy = even\nprefill-chunk = 7\nmax-tokens = 5\ntemperature = 0.8\nseed = 3\n' "$model" >some.ini
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --job some.ini --output 'it'"'"'s made.h5'
+if command -v h5dump >/dev/null; then
+    # A text as h5dump prints it, over several lines and set in.
+    attribute() { h5dump -a "/$1" "$2" | sed -n '/(0): "/,$p' | sed -e '/^ *}$/,$d' | sed -e '1s/^ *(0): "//' -e '$s/"$//' -e 's/^  *//' -e 's/\\"/"/g' -e 's/\\n/\n/g'; }
+    attribute options "it's made.h5" >again.ini
+    for line in "threads = 1" "policy = even" "prefill-chunk = 7" "max-tokens = 5" "temperature = 0.8" "seed = 3" "batch = 1"; do
+        same "$(grep -cx "$line" again.ini)" 1 "the option $line in the file"
+    done
+    mkdir elsewhere
+    expect_code 0 "$mpirun" -np 1 --wdir elsewhere "$ftmpi" --job "$work/again.ini" --output "$work/again.h5"
+    expect_code 0 "$ftmpi" verify "it's made.h5" again.h5
+    same "$(attribute options again.h5)" "$(cat again.ini)" "the options of the run that repeats it"
+    same "$(attribute argv "it's made.h5")" "$ftmpi --job some.ini --output 'it'\\''s made.h5'" "argv for a shell"
+    same "$(attribute prefill_rows again.h5)" 7 "rows of a prefill step"
+    same "$(h5dump -d /ranks/cpu_threads "it's made.h5" | grep -c '(0): 1, 1$')" 1 "threads of both ranks"
+fi
+
+# --- hashes that were not made prove nothing -----------------------------------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output unhashed.h5 --hash off
+expect_code 0 "$ftmpi" verify five.h5 unhashed.h5
+says "equal tokens (the logits of 5 requests were not compared: hashing was off in unhashed.h5): 5 requests"
+same "$(grep -c '^note: hash' out)" 1 "notes on hashing"
+
+# --- special tokens written in a prompt are these tokens ------------------------------------------------------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompt 'a<|im_start|>b' --prompt 'a<|im_start |>b' --max-tokens 1 --output special.h5 --json
+same "$(sed -n 's/.*"prompt_tokens":\([0-9]*\).*/\1/p' out | head -n 1)" 3 "tokens of a prompt with a special token"
 
 # --- existing outputs ---------------------------------------------------------------------------------------
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --output one.h5
@@ -173,7 +231,7 @@ unlike "'weights"
 printf '{"ids":[%s]}\n{"prompt":"The capital of France is"}\n' "$(ids 33)" >failed.jsonl
 expect_code 9 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5
 expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5 --resume
-says "2 of 2 requests are finished already"
+says "2 of 2 requests are finished already; nothing to do"
 
 # --- the README shows the options as --help prints them ---------------------------------------------------------
 "$ftmpi" --help >help.txt

@@ -17,7 +17,43 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1));
 }
 
+/// True when a `key = value` line gives `value` back to the last byte.
+bool fits_a_line(const std::string& value) {
+    std::string fault;
+    return !value.empty() && value == trimmed(value) && value.find('\n') == std::string::npos && value.find('\0') == std::string::npos &&
+           values::find_invalid_utf8(value, fault) == std::string_view::npos;
+}
+
 }  // namespace
+
+std::string job_file_text(const Options& given) {
+    Options o = given;
+    for (auto* path : {&o.model, &o.prompts_file})
+        if (!path->empty()) *path = std::filesystem::absolute(*path).lexically_normal();
+    const auto& commands = command_table();
+    const auto& command = *std::find_if(commands.begin(), commands.end(), [&](const CommandRow& row) { return row.command == o.command; });
+    std::string out = "command = " + command.name + "\n";
+    const auto line = [&](const std::string& name, const std::string& value) {
+        if (value.empty()) return;
+        out += fits_a_line(value) ? name + " = " + value + "\n" : "# " + name + ": no line of a job file can hold its value\n";
+    };
+    for (const auto& row : option_table()) {
+        if (!(row.where & command.bit)) continue;
+        if (row.name == "job" || row.name == "output" || row.name == "overwrite" || row.name == "resume") continue;
+        if (row.name == "thinking" && !o.chat) continue;  // it would be refused
+        // With some prompts missing, another run would be repeated; with none, none is.
+        if (row.name == "prompt" && !std::all_of(o.prompts.begin(), o.prompts.end(), fits_a_line))
+            out += "# prompt: no line of a job file can hold one of them; argv and the requests do\n";
+        else if (row.name == "prompt")
+            for (const auto& prompt : o.prompts) line(row.name, prompt);
+        // An answer longer than the context is refused where its length was asked for, so the default is not asked for.
+        else if (row.name == "max-tokens" && !o.max_tokens_asked)
+            out += "# max-tokens = " + row.get(o) + " by default\n";
+        else
+            line(row.name, row.get(o));
+    }
+    return out;
+}
 
 JobFile read_job_file(const std::filesystem::path& path) {
     std::string content;

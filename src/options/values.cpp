@@ -209,6 +209,16 @@ std::string in_quotes(std::string_view text) {
     return out + "'";
 }
 
+std::string shell_word(const std::string& word) {
+    const bool plain = std::all_of(word.begin(), word.end(), [](char c) {
+        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || std::string_view("-_./,:=@%+").find(c) != std::string_view::npos;
+    });
+    if (plain && !word.empty()) return word;
+    std::string out = "'";
+    for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return out + "'";
+}
+
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
     constexpr std::size_t longest = 64;  // no name is as long, and the comparison takes time times its length
     std::string best;

@@ -38,6 +38,8 @@ std::size_t find_invalid_utf8(std::string_view text, std::string& what);
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
 /// `text` in quotes for a message, control characters escaped and a long middle left out.
 std::string in_quotes(std::string_view text);
+/// `word` as a POSIX shell reads it back: in single quotes where it needs any.
+std::string shell_word(const std::string& word);
 /// The name in `known` that was likely meant, or empty.
 std::string nearest(std::string_view name, const std::vector<std::string>& known);
 

@@ -1,6 +1,8 @@
 // Two runs compared: the first request, step and token that differ.
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <set>
 
 #include "../digest.hpp"
 #include "../results.hpp"
@@ -108,6 +110,44 @@ std::string identity_difference(const std::string& a, const std::string& b) {
         if (line_a != line_b) return in_quotes(line_a, 300) + " there, " + in_quotes(line_b, 300) + " here";
     }
     return "their last lines end differently";
+}
+
+std::string setting_difference(const std::string& label, const std::optional<std::string>& a, const std::optional<std::string>& b) {
+    // As in quotes, for what a file may hold, but without them, for what it does hold.
+    const auto plain = [](const std::string& text) {
+        const std::string quoted = in_quotes(text, 300);
+        return text.empty() || quoted.back() != '"' ? quoted : quoted.substr(1, quoted.size() - 2);
+    };
+    const auto shown = [&](const std::optional<std::string>& value) { return value ? plain(*value) : "not there"; };
+    return plain(label) + " is " + shown(a) + " in the first, " + shown(b) + " in the second";
+}
+
+std::vector<std::pair<std::string, std::string>> setting_differences(const std::string& a, const std::string& b) {
+    // Labels in the order of the first, then those that only the second has; of a label that comes twice, the first value.
+    std::vector<std::string> labels;
+    const auto values_of = [&](std::string_view rest) {
+        std::map<std::string, std::string> values;
+        while (!rest.empty()) {
+            const auto line = rest.substr(0, rest.find('\n'));
+            rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+            const auto colon = line.find(": ");
+            std::string label(line.substr(0, colon));
+            labels.push_back(label);
+            values.emplace(std::move(label), colon == std::string_view::npos ? "" : line.substr(colon + 2));
+        }
+        return values;
+    };
+    const auto of_a = values_of(a), of_b = values_of(b);
+    const auto value = [](const std::map<std::string, std::string>& values, const std::string& label) {
+        const auto found = values.find(label);
+        return found == values.end() ? std::nullopt : std::optional(found->second);
+    };
+    std::vector<std::pair<std::string, std::string>> all;
+    std::set<std::string> seen;
+    for (const auto& label : labels)
+        if (seen.insert(label).second && value(of_a, label) != value(of_b, label))
+            all.emplace_back(label, setting_difference(label, value(of_a, label), value(of_b, label)));
+    return all;
 }
 
 }  // namespace ftmpi

@@ -62,7 +62,7 @@ void refuse_other_than_result(const fs::path& target) {
 struct JournalIndex {
     std::optional<JournalRun> first, last;
     std::set<std::int64_t> indices;
-    std::int64_t failed = 0;  ///< of these
+    std::int64_t failed = 0;  ///< of these, with an error of their own
     JournalEnd end;
 };
 
@@ -116,7 +116,7 @@ std::string drop_journal(Journal& journal) {
 /// the file with the fingerprint `replaceable`. Returns the number of requests. On failure there is no .part of this run, and TARGET
 /// is as it was.
 std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target, const SchemaReader* other,
-                          const SummaryRecord& summary, bool complete, const std::string& replaceable, bool may_replace_part) {
+                          const SummaryRecord& summary, RunEnd end, const std::string& replaceable, bool may_replace_part) {
     try {
         PartFile part(with_suffix(target, ".part"), may_replace_part);
         SchemaWriter writer(part.path(), run);
@@ -128,7 +128,7 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
         if (other)
             for (const auto index : other->indices())
                 if (!written.contains(index)) add(other->request(index, true));
-        writer.close(summary, complete);
+        writer.close(summary, end);
         seal_file(part.path());
         if (const int error = flush_path(part.path()))
             throw Error(Exit::failure, part.path().string() + ": cannot be flushed to the disk: " + reason(error));
@@ -155,17 +155,20 @@ struct ResultFile::State {
     ~State() {
         // A --resume after --overwrite must know that the old file is not to be gone on from.
         if (!done && indices.empty() && run.replaces.empty()) journal.remove();
+        if (!done && nothing_left && journal.was_empty()) journal.remove();
     }
     void keep_earlier(JournalIndex& found);
+    bool keep_as_it_is(const SchemaReader& file);
 
     fs::path given, target;
     Journal journal;
     JournalRun run;
     std::set<std::int64_t> indices;
     std::vector<std::int64_t> finished;
-    std::int64_t failed_before = 0;
+    std::int64_t failed_before = 0;  ///< of these
     std::string warning, replaceable;  ///< the latter: fingerprint of the file that was there at the start
     bool may_replace_part = false, done = false;
+    bool nothing_left = false;  ///< the finished file holds all that was asked for and stays as it is; no journal is begun
 };
 
 ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
@@ -251,6 +254,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     if (file) {
         const JournalRun before = file->run();
         need_same(target, before.run.identity);
+        if (!from_journal && keep_as_it_is(*file)) return;
         if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
     }
     if (replaces) add_sentence(warning, given.string() + " will be replaced, as --overwrite asked before");
@@ -277,6 +281,17 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     indices.merge(found.indices);
 }
 
+/// A file that a run ended by itself, and that lacks none of the requests asked for now, has nothing to gain from being written anew.
+bool ResultFile::State::keep_as_it_is(const SchemaReader& file) {
+    const auto& there = file.indices();
+    const bool all_there = !there.empty() && static_cast<std::int64_t>(there.size()) == run.run.requests_asked &&
+                           there.back() == run.run.requests_asked - 1;
+    if (!all_there || !file.complete()) return false;
+    for (const auto index : there) failed_before += !file.request(index, false).error.empty();
+    indices.insert(there.begin(), there.end());
+    return nothing_left = true;
+}
+
 ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing)
     : state_(std::make_unique<State>(std::move(path), std::move(run), existing)) {}
 ResultFile::~ResultFile() = default;
@@ -285,28 +300,34 @@ const fs::path& ResultFile::path() const { return state_->given; }
 const std::string& ResultFile::warning() const { return state_->warning; }
 const std::vector<std::int64_t>& ResultFile::finished() const { return state_->finished; }
 std::int64_t ResultFile::failed_before() const { return state_->failed_before; }
+bool ResultFile::nothing_left() const { return state_->nothing_left; }
 
 void ResultFile::append(const RequestRecord& request) {
     check_shapes(request);
-    if (state_->done) throw Error(Exit::failure, "results: a request was appended after the end");
+    if (state_->done || state_->nothing_left) throw Error(Exit::failure, "results: a request was appended after the end");
     if (state_->indices.contains(request.index))
         throw Error(Exit::failure, "results: request " + std::to_string(request.index) + " was appended twice");
     state_->journal.append(encode(request, state_->run.session));
     state_->indices.insert(request.index);
 }
 
-void ResultFile::finish(const SummaryRecord& summary) {
+void ResultFile::finish(const SummaryRecord& summary, bool interrupted) {
     State& s = *state_;
     if (s.done) throw Error(Exit::failure, "results: finished twice");
+    const auto end = [&] {
+        s.done = true;
+        if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
+    };
+    if (s.nothing_left) return end();
     if (const auto found = index_journal(s.journal); found.indices != s.indices)
         throw Error(Exit::failure,
                     s.journal.path().string() + ": holds " + std::to_string(found.indices.size()) + " of " +
                         std::to_string(s.indices.size()) + " finished requests: it was changed by another program. " +
                         found.end.note,
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
-    write_result(s.journal, s.run, s.target, nullptr, summary, true, s.replaceable, s.may_replace_part);
-    s.done = true;
-    if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
+    write_result(s.journal, s.run, s.target, nullptr, summary, interrupted ? RunEnd::interrupted : RunEnd::by_itself, s.replaceable,
+                 s.may_replace_part);
+    end();
 }
 
 std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* note) {
@@ -350,7 +371,7 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
                         "add --overwrite to replace it, or move it away");
         refuse_other_than_result(target);
     }
-    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, false, replaceable, true);
+    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, RunEnd::recovered, replaceable, true);
     if (found.end.kind == JournalEnd::Kind::damaged) {
         std::error_code failed;
         const fs::path aside = set_aside(journal_path, failed);
@@ -368,6 +389,7 @@ StoredRun read_results(const fs::path& h5, bool with_logits) {
     StoredRun stored;
     stored.run = reader.run().run;
     stored.complete = reader.complete();
+    stored.recovered = reader.recovered();
     for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, with_logits));
     stored.summary = reader.summary();
     return stored;

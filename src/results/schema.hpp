@@ -17,16 +17,20 @@ void check_names(const RunRecord& run);
 /// The same for arrays whose sizes do not fit each other.
 void check_shapes(const RequestRecord& request);
 
+/// How the run came to its end that the file is of; `recover` makes it after one that came to none.
+enum class RunEnd { by_itself, interrupted, recovered };
+
 /// Writes one file, request by request. Every failure is Error(failure) and leaves a file that must not be used.
 class SchemaWriter {
 public:
     SchemaWriter(const std::filesystem::path& path, const JournalRun& run);
     void add(const RequestRecord& request);
-    /// `complete`: the run itself ended the file, rather than a later `recover`.
-    void close(const SummaryRecord& summary, bool complete);
+    void close(const SummaryRecord& summary, RunEnd end);
 
 private:
     hdf5::Object root_, requests_;
+    std::int64_t requests_asked_;
+    RequestCounts counts_;
 };
 
 /// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool), of any version.
@@ -38,6 +42,7 @@ public:
     explicit SchemaReader(const std::filesystem::path& path);
     JournalRun run() const;
     bool complete() const;
+    bool recovered() const;
     const std::vector<std::int64_t>& indices() const { return indices_; }  ///< rising
     RequestRecord request(std::int64_t index, bool with_logits) const;
     SummaryRecord summary() const;

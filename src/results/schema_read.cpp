@@ -80,6 +80,10 @@ JournalRun SchemaReader::run() const {
     record.session = integer(root_, "session");
     record.journal_id = text(root_, "journal_id");
     record.run.identity = text(root_, "identity");
+    if (const auto asked = read_integer(root_, "requests_asked")) {
+        if (*asked < 1) bad(root_, "its attribute requests_asked is " + std::to_string(*asked));
+        record.run.requests_asked = *asked;
+    }
     const auto add = [&](const std::string& name) {
         const bool own = name == "journal_id" || name == "identity" || name == "hdf5_library";
         const auto& known = record.run.attributes;
@@ -104,7 +108,14 @@ JournalRun SchemaReader::run() const {
     return record;
 }
 
-bool SchemaReader::complete() const { return integer(root_, "complete") != 0; }
+bool SchemaReader::complete() const {
+    if (integer(root_, "complete") == 0) return false;
+    const auto asked = read_integer(root_, "requests_asked");
+    return !asked || *asked == static_cast<std::int64_t>(indices_.size());
+}
+
+// Before there was an attribute for it, a file was complete unless it was recovered.
+bool SchemaReader::recovered() const { return read_integer(root_, "recovered").value_or(integer(root_, "complete") == 0) != 0; }
 
 RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const {
     const Object group = open_group(requests_, std::to_string(index));

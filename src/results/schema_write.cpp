@@ -1,6 +1,6 @@
 // Layout of a result file, schema version 1. Everything with a unit is a dataset with attribute `unit`.
-//   /                attributes schema_version, session, complete (integers), identity, journal_id, hdf5_library, and the run's
-//                    facts (strings)
+//   /                attributes schema_version, session, requests_asked (absent where not known), complete, recovered (integers),
+//                    identity, journal_id, hdf5_library, and the run's facts (strings)
 //   /ranks           one 1-D dataset a key, one element a rank: integers, floats, or UTF-8 strings
 //   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or [layers][ranks][2]
 //   /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256 (64 hex digits a step, absent without
@@ -8,7 +8,7 @@
 //                    prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32 [steps][vocabulary], if saved);
 //                    attributes index, session, vocabulary (integers), id, prompt, text, text_sha256, logits_sha256 (absent
 //                    without hashing), finish_reason, error
-//   /summary         one scalar float64 dataset a value; group series (absent without any): float64 [rows][columns] a series
+//   /summary         one scalar float64 dataset a value, first the counts over all requests; group series (absent without any): float64 [rows][columns] a series
 // Text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see hdf5::write_text.
 #include <algorithm>
 #include <charconv>
@@ -119,7 +119,8 @@ void write_series(const Object& group, const SummaryRecord& summary) {
 
 void check_names(const RunRecord& run) {
     // The names that the schema itself uses at the root.
-    std::set<std::string> attributes = {"schema_version", "session", "complete", "identity", "journal_id", "hdf5_library"};
+    std::set<std::string> attributes = {"schema_version", "session",  "requests_asked", "complete",
+                                        "recovered",      "identity", "journal_id",     "hdf5_library"};
     for (const auto& [key, value] : run.attributes) {
         check_name(key, "attribute", attributes);
         if (key.ends_with("_replaced"))
@@ -149,10 +150,18 @@ void check_shapes(const RequestRecord& r) {
          "gather_seconds are not whole rows of gather names");
 }
 
+void RequestCounts::add(const RequestRecord& r) {
+    ++requests;
+    prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
+    output_tokens += static_cast<std::int64_t>(r.output_ids.size());
+    errors += !r.error.empty();
+}
+
 SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& run)
-    : root_{create_file(path), path.string(), "", Exit::failure} {
+    : root_{create_file(path), path.string(), "", Exit::failure}, requests_asked_(run.run.requests_asked) {
     write_integer(root_, "schema_version", 1);
     write_integer(root_, "session", run.session);
+    if (requests_asked_ > 0) write_integer(root_, "requests_asked", requests_asked_);
     write_text(root_, "journal_id", run.journal_id);
     write_text(root_, "identity", run.run.identity);
     write_text(root_, "hdf5_library", library_version());
@@ -163,6 +172,7 @@ SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& 
 }
 
 void SchemaWriter::add(const RequestRecord& r) {
+    counts_.add(r);
     const Object group = create_group(requests_, std::to_string(r.index));
     write_integer(group, "index", r.index);
     write_integer(group, "session", r.session);
@@ -197,11 +207,18 @@ void SchemaWriter::add(const RequestRecord& r) {
     }
 }
 
-void SchemaWriter::close(const SummaryRecord& summary, bool complete) {
-    write_integer(root_, "complete", complete);
+void SchemaWriter::close(const SummaryRecord& summary, RunEnd end) {
+    const bool all_there = requests_asked_ == 0 || counts_.requests == requests_asked_;
+    write_integer(root_, "complete", end == RunEnd::by_itself && all_there);
+    write_integer(root_, "recovered", end == RunEnd::recovered);
     {
         const Object group = create_group(root_, "summary");
-        for (const auto& [name, value] : summary.values) write_array<double>(group, name, {&value, 1}, {}, unit_of(name));
+        const auto put = [&](const std::string& name, double value) { write_array<double>(group, name, {&value, 1}, {}, unit_of(name)); };
+        put("requests_count", static_cast<double>(counts_.requests));
+        put("errors_count", static_cast<double>(counts_.errors));
+        put("prompt_tokens", static_cast<double>(counts_.prompt_tokens));
+        put("output_tokens", static_cast<double>(counts_.output_tokens));
+        for (const auto& [name, value] : summary.values) put(name, value);
         if (!summary.series.empty()) write_series(create_group(group, "series"), summary);
     }
     requests_.id.close();

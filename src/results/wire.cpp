@@ -106,7 +106,9 @@ std::string encode(const JournalRun& record) {
         out.put(values);
     }
     out.put(record.run.identity);
-    if (!record.replaces.empty()) out.put(record.replaces);  // not there in journals from before it was known
+    // Neither is there in journals from before it was known, and the last only behind the one before.
+    if (!record.replaces.empty() || record.run.requests_asked > 0) out.put(record.replaces);
+    if (record.run.requests_asked > 0) out.put(record.run.requests_asked);
     return out.take();
 }
 
@@ -132,7 +134,11 @@ JournalRun decode_run(std::string_view bytes) {
     in.get(record.run.identity);
     if (!in.at_end()) {
         in.get(record.replaces);
-        if (record.replaces.empty()) Decoder::bad();
+        if (record.replaces.empty() && in.at_end()) Decoder::bad();
+    }
+    if (!in.at_end()) {
+        in.get(record.run.requests_asked);
+        if (record.run.requests_asked < 1) Decoder::bad();
     }
     in.finish();
     return record;

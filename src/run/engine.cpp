@@ -30,7 +30,7 @@ std::string text_of(const RankFacts& f) {
     std::ostringstream out;
     for (const auto& s : {f.host, f.device.backend, f.device.name, f.device.uuid, f.device.capability, f.device.driver})
         out << one_line(s) << '\n';
-    out << f.device.total_bytes << '\n' << f.device.free_bytes << '\n' << f.available << '\n' << f.gb_per_s << '\n';
+    out << f.device.total_bytes << '\n' << f.device.free_bytes << '\n' << f.available << '\n' << f.gb_per_s << '\n' << f.threads << '\n';
     return out.str();
 }
 
@@ -43,7 +43,7 @@ RankFacts facts_of(const std::string& text) {
     f.device.uuid = field(in);
     f.device.capability = field(in);
     f.device.driver = field(in);
-    in >> f.device.total_bytes >> f.device.free_bytes >> f.available >> f.gb_per_s;
+    in >> f.device.total_bytes >> f.device.free_bytes >> f.available >> f.gb_per_s >> f.threads;
     return f;
 }
 
@@ -104,6 +104,7 @@ RankFacts Engine::facts() const {
     RankFacts f;
     f.host = session_.host();
     f.device = place_.backend->info();
+    f.threads = place_.threads;
     const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0);
     if (f.device.backend == "cpu") {
         f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());

@@ -23,6 +23,7 @@ namespace ftmpi {
 struct RankFacts {
     std::string host;
     DeviceInfo device;
+    int threads = 0;              ///< that do the arithmetic on the CPU; 0 on GPUs
     std::uint64_t available = 0;  ///< bytes for weights, caches and workspace
     double gb_per_s = 0;
 };

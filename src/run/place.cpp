@@ -15,7 +15,8 @@ namespace {
 
 PlaceOfRank cpu_place(const Options& options, const mpi::Session& session) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    return {make_cpu_backend(options.threads ? options.threads : std::max(1, cores / session.local_size())), 0};
+    const int threads = options.threads ? options.threads : std::max(1, cores / session.local_size());
+    return {make_cpu_backend(threads), threads, 0};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace ftmpi {
 
 struct PlaceOfRank {
     std::unique_ptr<Backend> backend;
+    int threads = 0;      ///< that do the arithmetic on the CPU; 0 on GPUs
     double gb_per_s = 0;  ///< what the device says of itself; 0 = unknown
 };
 

@@ -14,6 +14,13 @@ std::string joined(const std::vector<T>& items) {
     return text.str();
 }
 
+/// To be pasted into a shell.
+std::string command_line(const std::vector<std::string>& argv) {
+    std::vector<std::string> words;
+    for (const auto& word : argv) words.push_back(values::shell_word(word));
+    return joined(words);
+}
+
 std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
     std::vector<std::int64_t> v;
     for (const auto& r : ranges) {
@@ -48,21 +55,27 @@ std::string version_line() {
         ;
 }
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std::string& start_time) {
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked, const std::string& start_time) {
     const Options& o = engine.options();
     const ShardPlan& plan = engine.shard_plan();
     RunRecord r;
+    r.requests_asked = requests_asked;
     auto add = [&](const char* name, std::string value) { r.attributes.emplace_back(name, std::move(value)); };
     add("program", version_line());
     add("version", FTMPI_VERSION);
     add("commit", FTMPI_COMMIT);
-    add("argv", joined(o.argv));
+    add("argv", command_line(o.argv));
     add("job_file", o.job.string());
+    Options effective = o;
+    effective.hash = o.hash.value_or(true);  // bench has set its own before
+    add("options", job_file_text(effective));
     add("start_time", start_time);
     add("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
     add("kv", std::string(name_of(plan.kv)));
     add("hash", o.hash.value_or(true) ? "on" : "off");
     add("batch", std::to_string(plan.slots));
+    add("context", std::to_string(plan.context));
+    add("prefill_rows", std::to_string(plan.prefill_rows));
     add("model", std::filesystem::absolute(o.model).lexically_normal().string());
     add("model_type", engine.config().model_type);
     add("quantization", engine.config().quantization);
@@ -84,6 +97,7 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, const std
         put("uuid", f.device.uuid);
         put("capability", f.device.capability);
         put("driver", f.device.driver);
+        put("cpu_threads", std::to_string(f.threads));
         put("memory_total_bytes", std::to_string(f.device.total_bytes));
         put("memory_free_bytes", std::to_string(f.device.free_bytes));
         put("memory_available_bytes", std::to_string(f.available));

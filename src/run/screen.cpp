@@ -37,10 +37,10 @@ void Screen::plan(const Engine& engine) const {
                  const_cast<Engine&>(engine).communicator().reason().c_str());
 }
 
-void Screen::resumed(std::size_t finished) const {
+void Screen::resumed(std::size_t finished, bool nothing_left) const {
     if (!shown_ || !finished) return;
     const mpi::StopBound bound(kPrinting);
-    std::fprintf(stderr, "resumed: %zu of %zu requests are finished already\n", finished, requests_);
+    std::fprintf(stderr, "resumed: %zu of %zu requests are finished already%s\n", finished, requests_, nothing_left ? "; nothing to do" : "");
 }
 
 void Screen::loaded(const Engine& engine) const {
@@ -97,19 +97,13 @@ void Screen::finished(const RequestRecord& r) const {
     std::fflush(stdout);
 }
 
-void Screen::summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const {
+void Screen::summary(const SessionFigures& f, const std::filesystem::path& file, bool interrupted, std::int64_t left) const {
     if (!shown_) return;
     const mpi::StopBound bound(kPrinting);
-    double rate = 0, tokens = 0, prefill = 0, prompt = 0, step = 0;
-    for (const auto& [name, value] : summary.values) {
-        if (name == "decode_tokens_per_second") rate = value;
-        if (name == "decode_step_median_seconds") step = value;
-        if (name == "output_tokens") tokens = value;
-        if (name == "prefill_seconds") prefill = value;
-        if (name == "prompt_tokens") prompt = value;
-    }
-    std::fprintf(stderr, "%.0f tokens made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n", tokens, rate,
-                 step * 1e3, options_.hash.value_or(true) ? "on" : "off", prefill > 0 ? prompt / prefill : 0);
+    if (f.output_tokens > 0)
+        std::fprintf(stderr, "%lld tokens made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n",
+                     static_cast<long long>(f.output_tokens), f.decode_tokens_per_second, f.step_median_seconds * 1e3,
+                     options_.hash.value_or(true) ? "on" : "off", f.prefill_seconds > 0 ? static_cast<double>(f.prompt_tokens) / f.prefill_seconds : 0);
     if (interrupted)
         std::fprintf(stderr, "interrupted: finished requests are saved, %lld are left; run again with --resume\n", static_cast<long long>(left));
     std::fprintf(stderr, "results: %s\n", file.c_str());

@@ -10,18 +10,25 @@
 
 namespace ftmpi {
 
+/// What this session has made, whatever the file holds of earlier ones.
+struct SessionFigures {
+    std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
+    double prefill_seconds = 0, decode_tokens_per_second = 0, step_median_seconds = 0;
+};
+
 class Screen {
 public:
     Screen(const Options& options, bool shown, std::size_t requests) : options_(options), shown_(shown), requests_(requests) {}
 
     void plan(const Engine& engine) const;
-    void resumed(std::size_t finished) const;
+    /// `nothing_left`: there is no work, and the file stays as it is.
+    void resumed(std::size_t finished, bool nothing_left) const;
     void loaded(const Engine& engine) const;
     /// On GPUs: what the device has given since the plan was made, beside the plan. After Engine::measure_held().
     void taken(const Engine& engine) const;
     void text(const Request& request, std::string_view text, bool last);
     void finished(const RequestRecord& record) const;
-    void summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const;
+    void summary(const SessionFigures& figures, const std::filesystem::path& file, bool interrupted, std::int64_t left) const;
 
 private:
     const Options& options_;

@@ -84,6 +84,22 @@ inline void check_equal(const RunRecord& a, const RunRecord& b) {
     BOOST_TEST(a.plan_text == b.plan_text);
     BOOST_TEST((a.plan_ranges == b.plan_ranges));
     BOOST_TEST(a.identity == b.identity);
+    BOOST_TEST(a.requests_asked == b.requests_asked);
+}
+
+/// The sample run, asked for so many requests.
+inline RunRecord asked_run(std::int64_t requests) {
+    RunRecord run = sample_run();
+    run.requests_asked = requests;
+    return run;
+}
+
+/// A figure of /summary.
+inline double figure(const StoredRun& stored, const std::string& name) {
+    for (const auto& [key, value] : stored.summary.values)
+        if (key == name) return value;
+    BOOST_ERROR("no " + name + " in /summary");
+    return 0;
 }
 
 inline void write_run(const fs::path& file, std::int64_t requests, Existing existing = Existing::refuse,
