@@ -586,8 +586,17 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     b = run(3);
     b.requests[2].step_sha256[32 * 3 + 31] ^= 1;
     differs(run(3), b, 2, 3, "though both chose token 23");
+    differs(run(3), b, 2, 3, "; all tokens are equal");
     b.requests[2].output_ids[1] = 0;
     differs(run(3), b, 2, 1, "token 21 in the first, 0 in the second");
+
+    // As real runs part: the logits first, the token later, where the margin was small.
+    b = run(3);
+    b.requests[1].step_sha256[32] ^= 1;
+    b.requests[1].output_ids[3] = 7;
+    b.requests[1].margins[3] = 0.25f;
+    differs(run(3), b, 1, 1, "; the first token that differs is at step 3: token 13 in the first, 7 in the second; top-2 margin");
+    differs(run(3), b, 1, 1, "0.25 in the second");
 
     b = run(3);
     b.requests[0].prompt_ids[1] = 5;

@@ -32,6 +32,19 @@ std::string end_of(const RequestRecord& r) {
            (r.error.empty() ? "" : ": " + in_quotes(r.error, 200)) + ")";
 }
 
+std::string tokens_at(const RequestRecord& a, const RequestRecord& b, std::size_t step) {
+    return "token " + std::to_string(a.output_ids[step]) + " in the first, " + std::to_string(b.output_ids[step]) + " in the second";
+}
+
+/// Where the texts part, after logits that differ at `step`: often far behind it.
+std::string parting_after(const RequestRecord& a, const RequestRecord& b, std::size_t step) {
+    const std::size_t steps = std::min(a.output_ids.size(), b.output_ids.size());
+    for (std::size_t later = step + 1; later < steps; ++later)
+        if (a.output_ids[later] != b.output_ids[later])
+            return "; the first token that differs is at step " + std::to_string(later) + ": " + tokens_at(a, b, later) + margins_at(a, b, later);
+    return a.output_ids.size() == b.output_ids.size() ? "; all tokens are equal" : "; the tokens that both have are equal";
+}
+
 std::string hash_at(const RequestRecord& r, std::size_t step) {
     Sha256 hash;
     std::copy_n(r.step_sha256.begin() + static_cast<std::ptrdiff_t>(32 * step), 32, hash.begin());
@@ -54,12 +67,13 @@ std::optional<Difference> compare_request(const RequestRecord& a, const RequestR
         if (same_logits && same_token) continue;
         std::string what = named(a) + ", step " + std::to_string(step) + ": ";
         if (!same_token)
-            what += "token " + std::to_string(a.output_ids[step]) + " in the first, " + std::to_string(b.output_ids[step]) +
-                    " in the second";
+            what += tokens_at(a, b, step);
         else
             what += "the logits differ (SHA-256 " + hash_at(a, step) + "... and " + hash_at(b, step) + "...)" +
                     (step < steps ? ", though both chose token " + std::to_string(a.output_ids[step]) : "");
-        return Difference{a.index, static_cast<std::int64_t>(step), what + margins_at(a, b, step)};
+        what += margins_at(a, b, step);
+        if (same_token) what += parting_after(a, b, step);
+        return Difference{a.index, static_cast<std::int64_t>(step), what};
     }
     if (a.output_ids.size() != b.output_ids.size())
         return Difference{a.index, static_cast<std::int64_t>(steps),
