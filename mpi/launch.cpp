@@ -10,10 +10,12 @@ extern char** environ;
 namespace ftmpi::mpi {
 namespace {
 
-std::optional<long> number(const Environment& environment, const std::string& name) {
+/// A whole number of 0 or more that T holds.
+template <class T = int>
+std::optional<T> number(const Environment& environment, const std::string& name) {
     const auto it = environment.find(name);
     if (it == environment.end()) return std::nullopt;
-    long value = 0;
+    T value = 0;
     const char* end = it->second.data() + it->second.size();
     const auto [stop, error] = std::from_chars(it->second.data(), end, value);
     if (error != std::errc() || stop != end || value < 0) return std::nullopt;
@@ -52,9 +54,9 @@ std::optional<Launch> read(const Environment& environment, const Dialect& dialec
         if (!size) continue;
         Launch launch;
         launch.launcher = dialect.launcher;
-        launch.size = static_cast<int>(*size);
-        launch.rank = static_cast<int>(number(environment, dialect.rank).value_or(0));
-        launch.ranks_here = static_cast<int>(number(environment, dialect.here).value_or(0));
+        launch.size = *size;
+        launch.rank = number(environment, dialect.rank).value_or(0);
+        launch.ranks_here = number(environment, dialect.here).value_or(0);
         launch.whole_on_host = launch.ranks_here == launch.size;
         if (has(environment, dialect.rank))
             launch.variables = std::string(dialect.rank) + "=" + environment.at(dialect.rank) + " ";
@@ -67,14 +69,14 @@ std::optional<Launch> read(const Environment& environment, const Dialect& dialec
 /// A step of srun. The body of a batch script has SLURM_NTASKS and SLURM_PROCID too, but is no step of its own:
 /// it has no step id, or one of the numbers that Slurm reserves for batch, interactive and external steps.
 std::optional<Launch> read_slurm_step(const Environment& environment) {
-    const auto step = number(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
+    const auto step = number<long>(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
     const auto tasks = number(environment, "SLURM_STEP_NUM_TASKS");
     constexpr long first_reserved = 0xfffffff0L;
     if (!step || *step >= first_reserved || !tasks) return std::nullopt;
     Launch launch;
     launch.launcher = "srun";
-    launch.size = static_cast<int>(*tasks);
-    launch.rank = static_cast<int>(number(environment, "SLURM_PROCID").value_or(0));
+    launch.size = *tasks;
+    launch.rank = number(environment, "SLURM_PROCID").value_or(0);
     launch.whole_on_host = number(environment, "SLURM_STEP_NUM_NODES").value_or(0) == 1;
     launch.ranks_here = launch.whole_on_host ? launch.size : 0;
     launch.variables = "SLURM_PROCID=" + std::to_string(launch.rank) + " SLURM_STEP_NUM_TASKS=" + std::to_string(launch.size);

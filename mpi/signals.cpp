@@ -1,5 +1,6 @@
 #include "signals.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
@@ -35,6 +36,10 @@ void keep(char* to, std::size_t room, std::string_view text) {
 
 void write_text(const char* text) noexcept {
     for (std::size_t left = std::strlen(text); left > 0;) {
+        // A full pipe that nobody reads, which may be why the process must end, would hold it for ever.
+        constexpr int patience_ms = 500;
+        pollfd place{STDERR_FILENO, POLLOUT, 0};
+        if (::poll(&place, 1, patience_ms) <= 0) return;
         const auto n = ::write(STDERR_FILENO, text, left);
         if (n <= 0) return;
         text += n;
@@ -104,7 +109,8 @@ int stop_signal() noexcept { return asked.load(std::memory_order_relaxed); }
 
 std::string stop_text() { return std::string("stopped by signal ") + name_of(asked); }
 
-StopBound::StopBound(std::string_view phase) {
+StopBound::StopBound(std::string_view phase) : inner_(bounded) {
+    if (inner_) return;
     keep(phase_name, sizeof phase_name, phase);
     install(SIGALRM, end_at_stop, SA_RESTART);
     bounded = true;
@@ -112,6 +118,7 @@ StopBound::StopBound(std::string_view phase) {
 }
 
 StopBound::~StopBound() {
+    if (inner_) return;
     bounded = false;
     ::alarm(0);
 }

@@ -25,12 +25,15 @@ int stop_signal() noexcept;
 std::string stop_text();
 
 /// Bounds work of which nothing would be kept: after a signal that asks to stop it has five seconds, then the process says so and
-/// ends with Exit::interrupted, whatever it waits for. One at a time, in the main thread.
+/// ends with Exit::interrupted, whatever it waits for. In the main thread; one inside another adds nothing.
 class StopBound {
 public:
     explicit StopBound(std::string_view phase);
     ~StopBound();
     StopBound(const StopBound&) = delete;
+
+private:
+    bool inner_;
 };
 
 /// How messages from signal handlers name this process: "rank 1 (node7)". Empty until it is known.

@@ -1,5 +1,6 @@
 #include "watchdog.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 #include <cerrno>
 #include <chrono>
@@ -45,6 +46,10 @@ void say(const std::string& text) {
     const char* from = text.data();
     std::size_t left = text.size();
     while (left > 0) {
+        constexpr int patience_ms = 5000;
+        pollfd place{STDERR_FILENO, POLLOUT, 0};
+        const int ready = ::poll(&place, 1, patience_ms);
+        if (ready == 0 || (ready < 0 && errno != EINTR)) return;
         const auto n = ::write(STDERR_FILENO, from, left);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return;

@@ -22,7 +22,8 @@ private:
     std::thread thread_;
 };
 
-/// One write of the whole text to standard error, so that lines of several ranks are not mixed.
+/// One write of the whole text to standard error, so that lines of several ranks are not mixed. A full pipe that nobody reads is
+/// given up after 5 seconds: the process must end all the same.
 void say(const std::string& text);
 
 }  // namespace ftmpi::mpi

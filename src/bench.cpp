@@ -5,9 +5,12 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "../mpi/fault.hpp"
 #include "../mpi/report.hpp"
+#include "../mpi/signals.hpp"
 #include "bench/measure.hpp"
 #include "bench/prompts.hpp"
 #include "bench/report.hpp"
@@ -22,14 +25,14 @@ namespace {
 
 std::vector<BenchCase> cases_of(const Options& options) {
     std::vector<BenchCase> cases;
+    std::set<std::string> names;
     for (const auto prompt : options.prompt_lengths)
         for (const auto decode : options.decode_lengths)
             for (const auto batch : options.batches) {
                 const BenchCase c{prompt, decode, static_cast<int>(batch)};
-                for (const auto& other : cases)
-                    if (other.name() == c.name())
-                        throw Error(Exit::usage, "bench is asked for " + c.name() + " twice",
-                                    "leave repeated lengths out; --repeats measures again");
+                if (!names.insert(c.name()).second)
+                    throw Error(Exit::usage, "bench is asked for " + c.name() + " twice",
+                                "leave repeated lengths out; --repeats measures again");
                 cases.push_back(c);
             }
     return cases;
@@ -157,7 +160,6 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         cases = cases_of(given);
         options = engine_options(given, cases);
     }, true);
-    session.require_equal("options", "options", given.digest_text);
 
     Engine engine(options, session);
     std::optional<PromptSource> prompts;
@@ -251,8 +253,9 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         SummaryRecord summary =
             bench_summary(times, figures, around, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
         add_held(engine, summary);
-        screen.taken(engine);
         results->finish(summary);
+        screen.taken(engine);
+        const mpi::StopBound bound("printing");
         const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);

@@ -1,4 +1,8 @@
 // ftmpi: runs a quantized mixture-of-experts model over ranks that need not be alike, with the same bits for every cut.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -24,6 +28,16 @@
 namespace {
 
 using namespace ftmpi;
+
+/// Standard streams that were closed when the process began: else files and sockets get their numbers, and messages go into them. What is
+/// written to such a standard output fails, as it did.
+void fill_standard_streams() {
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+        if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+            const int got = ::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number, which is fd
+            if (got != fd && got >= 0) ::close(got);
+        }
+}
 
 /// Commands that one process does alone, without MPI unless a launcher started several.
 bool is_local(Command c) { return c != Command::run && c != Command::bench; }
@@ -69,6 +83,7 @@ int report(const Error& e) {
 
 /// What was printed must have arrived: a full disk behind stdout is a failure too.
 Exit with_stdout(Exit code) {
+    const mpi::StopBound bound("printing");
     const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout);
     if (!lost) return code;
     std::fprintf(stderr, "ftmpi: error: what goes to the standard output could not be written\n");
@@ -94,6 +109,7 @@ int job(const Options* options, const std::exception_ptr& wrong) {
         session.agree("options", [&] {
             if (wrong) std::rethrow_exception(wrong);
         }, true);
+        session.require_equal("options", "options", options->digest_text);
         session.leave(with_stdout(is_local(options->command)            ? once(*options, session)
                                   : options->command == Command::bench ? bench_command(*options, session)
                                                                        : run_command(*options, session)));
@@ -107,6 +123,7 @@ int job(const Options* options, const std::exception_ptr& wrong) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    fill_standard_streams();
     // A file that grows beyond its limit and a reader that went away are errors of a write, not the end of the process: the results
     // must be saved all the same.
     std::signal(SIGXFSZ, SIG_IGN);

@@ -141,7 +141,6 @@ Exit run_command(const Options& options, mpi::Session& session) {
         if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
         prompts = read_prompts(options);
     }, true);
-    session.require_equal("options", "options", options.digest_text);
 
     Engine engine(options, session);
     std::vector<Request> requests;
@@ -247,8 +246,8 @@ Exit run_command(const Options& options, mpi::Session& session) {
         if (!root) return;
         SummaryRecord summary = summary_of(tally, engine, wall);
         add_held(engine, summary);
-        screen.taken(engine);
         results->finish(summary);
+        screen.taken(engine);
         screen.summary(summary, results->path(), end == Generator::End::interrupted,
                        static_cast<std::int64_t>(requests.size()) - static_cast<std::int64_t>(results->finished().size()) - tally.requests);
     });

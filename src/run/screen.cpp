@@ -3,10 +3,15 @@
 #include <cstdio>
 #include <string>
 
+#include "../../mpi/signals.hpp"
+
 namespace ftmpi {
 namespace {
 
 double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
+
+/// A reader that stopped reading holds a print for ever: a signal that asks to stop must end it.
+constexpr std::string_view kPrinting = "printing";
 
 /// A prompt in one line for a heading: control characters shown as spaces, cut at a character boundary.
 std::string heading(const std::string& prompt) {
@@ -46,6 +51,7 @@ std::string json_string(const std::string& bytes) {
 
 void Screen::plan(const Engine& engine) const {
     if (!shown_) return;
+    const mpi::StopBound bound(kPrinting);
     for (const auto& w : engine.checkpoint().warnings()) std::fprintf(stderr, "note: %s\n", w.c_str());
     for (const auto& w : engine.config().warnings) std::fprintf(stderr, "note: %s\n", w.c_str());
     for (const auto& w : engine.inventory().notes()) std::fprintf(stderr, "note: %s\n", w.c_str());
@@ -55,11 +61,14 @@ void Screen::plan(const Engine& engine) const {
 }
 
 void Screen::resumed(std::size_t finished) const {
-    if (shown_ && finished) std::fprintf(stderr, "resumed: %zu of %zu requests are finished already\n", finished, requests_);
+    if (!shown_ || !finished) return;
+    const mpi::StopBound bound(kPrinting);
+    std::fprintf(stderr, "resumed: %zu of %zu requests are finished already\n", finished, requests_);
 }
 
 void Screen::loaded(const Engine& engine) const {
     if (!shown_) return;
+    const mpi::StopBound bound(kPrinting);
     std::uint64_t cut = 0, replicated = 0;
     for (const auto& r : engine.reads()) {
         cut += r.cut;
@@ -74,6 +83,7 @@ void Screen::loaded(const Engine& engine) const {
 
 void Screen::taken(const Engine& engine) const {
     if (!shown_) return;
+    const mpi::StopBound bound(kPrinting);
     for (std::size_t r = 0; r < engine.held().size(); ++r) {
         const DeviceInfo& before = engine.ranks()[r].device;
         if (before.backend != "cuda") continue;
@@ -84,9 +94,10 @@ void Screen::taken(const Engine& engine) const {
 
 void Screen::text(const Request& request, std::string_view text, bool last) {
     if (!shown_ || options_.json) return;
+    const mpi::StopBound bound(kPrinting);
     if (requests_ > 1 && open_request_ != request.index) {
-        std::fprintf(stdout, "--- %lld%s%s: %s\n", static_cast<long long>(request.index), request.id.empty() ? "" : " ", request.id.c_str(),
-                     heading(request.prompt).c_str());
+        std::fprintf(stdout, "--- %lld%s%s: %s\n", static_cast<long long>(request.index), request.id.empty() ? "" : " ",
+                     printable(request.id).c_str(), heading(request.prompt).c_str());
         open_request_ = request.index;
     }
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -96,7 +107,8 @@ void Screen::text(const Request& request, std::string_view text, bool last) {
 
 void Screen::finished(const RequestRecord& r) const {
     if (!shown_) return;
-    if (!r.error.empty()) std::fprintf(stderr, "ftmpi: request %lld failed: %s\n", static_cast<long long>(r.index), r.error.c_str());
+    const mpi::StopBound bound(kPrinting);
+    if (!r.error.empty()) std::fprintf(stderr, "ftmpi: request %lld failed: %s\n", static_cast<long long>(r.index), printable(r.error).c_str());
     if (!options_.json) return;
     std::string ids;
     for (auto id : r.output_ids) ids += (ids.empty() ? "" : ",") + std::to_string(id);
@@ -110,6 +122,7 @@ void Screen::finished(const RequestRecord& r) const {
 
 void Screen::summary(const SummaryRecord& summary, const std::filesystem::path& file, bool interrupted, std::int64_t left) const {
     if (!shown_) return;
+    const mpi::StopBound bound(kPrinting);
     double rate = 0, tokens = 0, prefill = 0, prompt = 0, step = 0;
     for (const auto& [name, value] : summary.values) {
         if (name == "decode_tokens_per_second") rate = value;

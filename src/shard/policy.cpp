@@ -16,7 +16,11 @@ constexpr double kGroupHandicap = 1.02;
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
 void normalise(const Problem& problem, std::vector<double>& shares) {
-    double sum = 0;
+    // By the largest first: the sum of large numbers, or the quotient of small ones, need not be a number.
+    double most = 0, sum = 0;
+    for (const int r : problem.order) most = std::max(most, shares[at(r)]);
+    if (most > 0)
+        for (auto& share : shares) share /= most;
     for (const int r : problem.order) sum += shares[at(r)];
     for (auto& share : shares) share = sum > 0 ? share / sum : 1.0 / problem.ranks();
 }
