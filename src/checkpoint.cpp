@@ -281,4 +281,8 @@ void Checkpoint::drop_pages(const std::byte* data, std::size_t bytes) const noex
     ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
+void Checkpoint::drop_pages() const noexcept {
+    for (const auto& mapping : state_->mappings) drop_pages(mapping.data(), mapping.size());
+}
+
 }  // namespace ftmpi

@@ -41,6 +41,7 @@ public:
     void check_contents(const std::byte* data) const;
     /// Tells the kernel that the pages of these bytes are not needed any more (keeps a cgroup's memory small).
     void drop_pages(const std::byte* data, std::size_t bytes) const noexcept;
+    void drop_pages() const noexcept;  ///< of all files
 
 private:
     struct State;

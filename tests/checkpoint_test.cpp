@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <boost/test/unit_test.hpp>
+#include <cstdio>
 #include <fstream>
 
 #include "checkpoint_expectations.hpp"
@@ -24,6 +25,18 @@ struct SingleFile {
         write_raw_safetensors(file, header, std::vector<std::uint8_t>(data_bytes), form);
     }
 };
+
+/// Bytes of the mapped file that count as this process's memory.
+std::size_t mapped_bytes(const fs::path& file) {
+    std::ifstream maps("/proc/self/smaps");
+    std::size_t kib = 0, bytes = 0;
+    bool of_file = false;
+    for (std::string line; std::getline(maps, line);) {
+        if (line.find('-') < line.find(' ')) of_file = line.ends_with(file.string());
+        if (of_file && std::sscanf(line.c_str(), "Rss: %zu kB", &kib) == 1) bytes += kib << 10;
+    }
+    return bytes;
+}
 
 }  // namespace
 
@@ -49,6 +62,29 @@ BOOST_FIXTURE_TEST_CASE(a_single_file_opens, SingleFile) {
     BOOST_CHECK_THROW(checkpoint.at("absent"), Error);
     checkpoint.drop_pages(checkpoint.at("w").data, checkpoint.at("w").bytes);
     BOOST_TEST(first_value(checkpoint, "w") == 1.5f);
+}
+
+BOOST_FIXTURE_TEST_CASE(pages_that_were_read_are_given_back, SingleFile) {
+    constexpr std::size_t half = 32u << 20;  // holes: takes no disk
+    raw(R"({"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]},"b":{"dtype":"U8","shape":[33554432],"data_offsets":[33554432,67108864]}})", 0);
+    fs::resize_file(file, fs::file_size(file) + 2 * half);
+    const auto checkpoint = Checkpoint::open(directory.path());
+    const auto opened = mapped_bytes(file);
+    const auto read = [&](const TensorView& t) {
+        unsigned sum = 0;
+        for (std::size_t i = 0; i < t.bytes; i += 4096) sum += std::to_integer<unsigned>(t.data[i]);
+        BOOST_TEST(sum == 0u);
+    };
+    read(checkpoint.at("a"));
+    read(checkpoint.at("b"));
+    BOOST_TEST_REQUIRE(mapped_bytes(file) >= 2 * half);
+    checkpoint.drop_pages(checkpoint.at("b").data, half);
+    BOOST_TEST(mapped_bytes(file) < half + (1u << 20));
+    checkpoint.drop_pages();
+    BOOST_TEST(mapped_bytes(file) == 0u);
+    // The samples of a fingerprint lie far apart, and the kernel maps the pages around each.
+    weights_fingerprint(checkpoint);
+    BOOST_TEST(mapped_bytes(file) <= opened);
 }
 
 BOOST_FIXTURE_TEST_CASE(headers_that_are_accepted, SingleFile) {

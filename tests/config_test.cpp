@@ -127,6 +127,13 @@ BOOST_FIXTURE_TEST_CASE(nothing_about_the_architecture_is_assumed, Folder) {
         }
     }
     expect_refused(edited(outer, "\"head_dim\":16", "\"head_dim\":null"), {"text_config.head_dim is missing"});
+    // What says of a model only that it is no variant may be absent; so may what the computation does not use.
+    for (const std::string key : {"\"attn_output_gate\":true,", "\"attention_bias\":false,"})
+        BOOST_TEST(load(edited(outer, key, "")).warnings.empty(), key);
+    for (const char* key : {"\"norm_topk_prob\":true,", "\"use_sliding_window\":false,", "\"mamba_ssm_dtype\":\"float32\","}) {
+        BOOST_TEST(outer.find(key) == std::string::npos);
+        BOOST_TEST(load(edited(outer, "\"head_dim\":16,", key + std::string("\"head_dim\":16,"))).warnings.empty(), key);
+    }
 }
 
 BOOST_FIXTURE_TEST_CASE(values_are_checked, Folder) {

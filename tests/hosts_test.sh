@@ -73,6 +73,23 @@ if command -v h5dump >/dev/null; then
     for n in "${hosts[@]}"; do grep -q "host$n" dumped && ok || bad "no rank on host$n"; done
 fi
 
+# --- hardly any shared memory, and what killed ranks leave there: a /dev/shm of this test's own ------------------------------
+shared() { # shared OPTIONS COMMAND...
+    unshare --mount bash -c 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"' "$@"
+}
+for size in size=1m size=64k size=64k,ro; do
+    expect_code 0 shared $size "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output small.h5 --overwrite
+    expect_code 0 "$ftmpi" verify one.h5 small.h5
+done
+cat >killed.sh <<'X'
+for rank in 0 1 0 1; do
+    FTMPI_FAULT=$rank:decode#5:kill "$@" >/dev/null 2>&1 && echo "nothing was killed"
+    rm -f killed.h5*
+done
+ls -A /dev/shm
+X
+same "$(shared size=64m bash killed.sh "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 2>&1)" "" "left in /dev/shm by killed ranks"
+
 # --- a host is lost in the middle of the second prompt ----------------------------------------------------------------------
 printf '{"prompt":"The capital of France is","max_tokens":8}\n{"prompt":"1, 2, 3,","max_tokens":3500}\n' >long.jsonl
 expect_code 0 "$ftmpi" --model "$model" --prompts long.jsonl --output long.h5 --ignore-eos

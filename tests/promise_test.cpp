@@ -1,7 +1,11 @@
 // The same bits for any number of ranks, any uneven cut, any batch, any chunking, any instruction set.
 #define BOOST_TEST_MODULE promise
+#include <sys/mman.h>
+
 #include <boost/test/unit_test.hpp>
 #include <cstdio>
+#include <cstring>
+#include <map>
 
 #include "fleet.hpp"
 #include "reference_files.hpp"
@@ -12,6 +16,33 @@ using namespace ftmpi::testing;
 namespace {
 
 const std::filesystem::path kData = FTMPI_DATA;
+
+/// Each buffer ends where no memory is, and begins behind NaNs.
+class GuardedBackend : public CpuBackend {
+public:
+    GuardedBackend() : CpuBackend(1, default_simd()) {}
+    void* allocate(std::size_t bytes, std::string_view) override {
+        if (bytes == 0) return nullptr;
+        constexpr std::size_t page = 4096, alignment = 64;
+        const std::size_t whole = (bytes + alignment - 1) / alignment * alignment, inside = (whole + page) / page * page;
+        auto* begin = static_cast<std::byte*>(mmap(nullptr, inside + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        BOOST_TEST_REQUIRE((begin != MAP_FAILED && mprotect(begin + inside, page, PROT_NONE) == 0));
+        std::byte* const p = begin + inside - whole;
+        std::memset(begin, 0xff, inside);
+        std::memset(p, 0, bytes);
+        buffers_[p] = {begin, inside + page};
+        return p;
+    }
+    void release(void* p) noexcept override {
+        const auto at = buffers_.find(p);
+        if (at == buffers_.end()) return;
+        munmap(at->second.first, at->second.second);
+        buffers_.erase(at);
+    }
+
+private:
+    std::map<void*, std::pair<void*, std::size_t>> buffers_;
+};
 
 std::vector<Request> five_prompts(const Tokenizer& tokenizer, std::int64_t tokens) {
     std::vector<Request> requests;
@@ -94,5 +125,23 @@ BOOST_AUTO_TEST_CASE(long_prompts_agree_in_any_chunking_and_cut) {
         BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 7) == want));
         BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 1) == want));
         BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.ranks = 3, .shares = {5, 2, 1}, .kv = kv}).logits(prompt, forced, 256) == want));
+    }
+}
+
+BOOST_AUTO_TEST_CASE(nothing_outside_the_buffers_is_read) {
+    // Numbers of rows just beside those that fill a vector, a tile or a chunk.
+    for (const auto& shares : std::vector<std::vector<double>>{{1}, {3, 1}}) {
+        FleetOptions options{.ranks = static_cast<int>(shares.size()), .shares = shares, .context = 160, .embedding_on_host = false};
+        Fleet plain(kData / "tiny-nvfp4", options);
+        options.backend = [] { return std::make_unique<GuardedBackend>(); };
+        Fleet guarded(kData / "tiny-nvfp4", options);
+        for (const std::size_t length : {1u, 3u, 63u, 65u, 129u}) {
+            std::vector<std::int32_t> prompt;
+            for (std::size_t i = 0; i < length; ++i) prompt.push_back(static_cast<std::int32_t>(97 + (i * i + i / 7) % 1500));
+            const std::vector<std::int32_t> forced{100, 101};
+            for (const std::int64_t chunk : {64, 256})
+                BOOST_TEST((guarded.logits(prompt, forced, chunk) == plain.logits(prompt, forced, 256)),
+                           length << " tokens by " << chunk << " on " << shares.size() << " ranks");
+        }
     }
 }

@@ -97,7 +97,7 @@ for batch in '{"prompt":""}\n{"prompt":""}\n' '{"prompt":"And"}\n{"prompt":""}\n
     says "empty prompt"
 done
 
-# --- ranks that were told unlike things, and a prompt file that only one of them can have -----------------------------
+# --- ranks that were told unlike things -------------------------------------------------------------------------------
 expect_code 2 "$mpirun" -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 64 : \
     -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 32
 says_once "ftmpi: error"
@@ -106,6 +106,44 @@ expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts nowhere.txt --
 says_once "ftmpi: error"
 says "nowhere.txt"
 absent unlike.h5
+
+# --- a prompt file and a model that are there, or whole, on one rank only: equal options, unlike folders --------------------
+mkdir here there
+apart() { # apart CODE ARGS...: rank 0 in here, rank 1 in there
+    local code=$1
+    shift
+    expect_code "$code" "$mpirun" -np 1 -wdir "$work/here" "$ftmpi" "$@" --output apart.h5 : -np 1 -wdir "$work/there" "$ftmpi" "$@" --output apart.h5
+}
+apart_refused() { # apart_refused CODE TEXT ARGS...: one message that says TEXT, and nothing is left
+    apart "$1" "${@:3}"
+    says_once "ftmpi: error"
+    says "$2"
+    absent here/apart.h5
+    absent here/apart.h5.journal
+    same "$(ls there | grep apart)" "" "results of the second rank"
+}
+folders=(here there)
+for has in 0 1; do
+    lacks=$((1 - has))
+    echo "The capital of France is" >"${folders[has]}/prompts.txt"
+    apart_refused 3 "rank $lacks (" --model "$model" --prompts prompts.txt
+    says "prompts.txt"
+    rm "${folders[has]}/prompts.txt"
+    cp -r "$model" "${folders[has]}/model"
+    apart_refused 3 "rank $lacks (" --model model --prompt And
+    # There, and one byte short.
+    cp -r "$model" "${folders[lacks]}/model"
+    truncate -s -1 "${folders[lacks]}/model/$second"
+    apart_refused 3 "rank $lacks (" --model model --prompt And
+    says "$second"
+    rm -r here/model there/model
+done
+echo "The capital of France is" >here/prompts.txt
+echo "The capital of Japan is" >there/prompts.txt
+apart_refused 2 "differ between ranks" --model "$model" --prompts prompts.txt
+cp here/prompts.txt there/
+apart 0 --model "$model" --prompts prompts.txt --max-tokens 2
+present here/apart.h5
 
 # --- only the first rank touches the result: the second one's folder stays empty --------------------------------------
 mkdir ours theirs
@@ -125,6 +163,19 @@ done >replay.txt
 expect_code 0 "$ftmpi" --model "$model" --prompts replay.txt --output replay.h5 --batch 4 --max-tokens 8 --ignore-eos --json
 grep -o '"output_ids":\[[^]]*\]' out | sort | uniq -c | awk '{print $1}' >counts
 same "$(tr '\n' ' ' <counts)" "12 12 12 12 " "how often each answer was given"
+
+# --- three hundred prompts at once: the tokens of one at a time; and no memory that may be locked -----------------------
+awk 'BEGIN { for (i = 0; i < 300; ++i) printf "{\"ids\":[%d,%d,%d]}\n", 97 + i, 300 + 5 * i, 65 + i % 26 }' >many.jsonl
+many=(--model "$model" --prompts many.jsonl --max-tokens 3 --ignore-eos --context 16)
+expect_code 0 "$ftmpi" "${many[@]}" --output many1.h5 --batch 1
+expect_code 0 "$ftmpi" "${many[@]}" --output many.h5 --batch 320
+expect_code 0 "$ftmpi" verify many1.h5 many.h5
+says "equal: 300 requests"
+expect_code 0 "$mpirun" -np 2 "$ftmpi" "${many[@]}" --output many2.h5 --batch 300 --shares 3,1
+expect_code 0 "$ftmpi" verify many1.h5 many2.h5
+unlocked() { (ulimit -l 0 && exec "$@"); }
+expect_code 0 unlocked "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "The capital of France is" --output unlocked.h5 --max-tokens 8
+expect_code 0 "$ftmpi" verify want.h5 unlocked.h5
 
 # --- prompts of thousands of tokens on one rank and two -------------------------------------------------------------
 long() { awk -v n="$1" 'BEGIN {printf "{\"ids\":["; for (i = 0; i < n; ++i) printf "%s%d", i ? "," : "", 97 + (i * i + i / 7) % 1500; print "]}"}'; }

@@ -2,7 +2,8 @@
 # Results seen from outside: read by h5dump and h5py, compared and recovered by the program, written where locks do not work,
 # where the disk is full or read-only, and by a process that is killed.
 set -u
-build=$1
+build=$(cd "$1" && pwd)
+root=$(cd "$(dirname "$0")/.." && pwd)
 sample=$build/tests/results_sample
 ftmpi=$build/ftmpi
 work=$(mktemp -d)
@@ -151,6 +152,13 @@ for errors in 37 524 11 37,37 38,524; do
     check "errno $errors: read back" gives 0 'equal: 3 requests' env LD_PRELOAD=./shim.so "$ftmpi" verify out.h5 out.h5
     check "errno $errors: locks asked for are refused at the start" eval 'rm out.h5; gives 1 "hint.*HDF5_USE_FILE_LOCKING=FALSE" \
         env LD_PRELOAD=./shim.so HDF5_USE_FILE_LOCKING=TRUE "$sample" out.h5 3 && ! grep -q started said && only ""'
+    # The program itself, which also must not load anything when it refuses. Open MPI holds memory to the end.
+    program=(env LD_PRELOAD=./shim.so ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0")
+    job=("$ftmpi" --model "$root/data/tiny-nvfp4" --prompt And --max-tokens 2 --output out.h5)
+    check "errno $errors: the program says so in a note" gives 0 'note:.*HDF5_USE_FILE_LOCKING=FALSE' "${program[@]}" "${job[@]}"
+    check "errno $errors: its result is whole" eval 'only out.h5 && gives 0 "equal: 1 request" "$ftmpi" verify out.h5 out.h5'
+    check "errno $errors: the program refuses locks that were asked for" eval 'rm out.h5; gives 1 "hint.*HDF5_USE_FILE_LOCKING=FALSE" \
+        "${program[@]}" HDF5_USE_FILE_LOCKING=TRUE "${job[@]}" && ! grep -q "^loaded" said && only ""'
 done
 
 echo "-- full and read-only disks"

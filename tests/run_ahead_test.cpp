@@ -3,6 +3,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cstring>
 
+#include "error.hpp"
 #include "fleet.hpp"
 #include "late_backend.hpp"
 #include "tiny_model.hpp"
@@ -79,6 +80,20 @@ Run check(const std::filesystem::path& model, const FleetOptions& options, std::
     check_run(slow.run(requests, options_of(false, stop_ids)), want, what + ", late, plainly");
     return want;
 }
+
+/// Chooses another token than it should, once.
+class OtherChoice : public CpuBackend {
+public:
+    explicit OtherChoice(int time) : CpuBackend(1, default_simd()), time_(time) {}
+    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
+                std::int32_t* token, std::int32_t* finite) override {
+        CpuBackend::argmax(logits, rows, stride, ids, masked, token, finite);
+        if (--time_ == 0) token[rows - 1] ^= 1;
+    }
+
+private:
+    int time_;
+};
 
 /// A vocabulary row, of an id without a token, whose logit overflows now and then.
 void overflow_now_and_then(std::vector<StoredTensor>& tensors) {
@@ -179,6 +194,25 @@ BOOST_AUTO_TEST_CASE(ranks_together) {
             FleetOptions options{.ranks = static_cast<int>(shares.size()), .shares = shares, .slots = slots};
             check(kModel, options, 5, {8}, stop, std::to_string(shares.size()) + " ranks, " + std::to_string(slots) + " slots", true);
         }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_chooses_another_token_ends_the_job) {
+    for (const int ranks : {2, 3})
+        for (int other = 0; other < ranks; ++other)
+            for (const bool ahead : {false, true})
+                for (const int time : {1, 4, 9}) {  // three prompts, then steps: the last of a request among them
+                    int made = 0;
+                    Fleet fleet(kModel, {.ranks = ranks, .slots = 3, .backend = [&]() -> std::unique_ptr<Backend> {
+                                             return std::make_unique<OtherChoice>(made++ == other ? time : 0);
+                                         }});
+                    // Every rank must leave by the same message: the fleet would say that only some failed.
+                    const std::string want = "rank " + std::to_string(other == 0 ? 1 : other) + " chose other tokens than rank 0";
+                    BOOST_TEST_CONTEXT("rank " << other << " of " << ranks << ", choice " << time << (ahead ? ", ahead" : "")) {
+                        BOOST_CHECK_EXCEPTION(fleet.run(requests_of(fleet.tokenizer(), 3, {7}), options_of(ahead)), Error, [&](const Error& e) {
+                            return e.code() == Exit::failure && std::string_view(e.what()).starts_with(want) && !e.hint().empty();
+                        });
+                    }
+                }
 }
 
 BOOST_AUTO_TEST_CASE(a_wish_to_stop_ends_all_ranks_at_the_same_step) {

@@ -260,6 +260,22 @@ for np in $ranks; do
     echo "np $np: a rank held at most $((${seen[$np]:-0} / 1024)) MiB of anonymous and shared memory, the plan says $needs MiB"
     [ "${seen[$np]:-0}" -gt 0 ] && [ "$((${seen[$np]:-0} / 1024))" -le $((needs + 64)) ] && ok || bad "memory of np $np"
 done
+# The checkpoint's own pages count in a cgroup. When all is loaded none are kept, or those of the embedding (1 MiB) where it stays on the host.
+for form in "1 0 --embedding device" "2 0 --embedding device" "2 1152 --embedding host"; do
+    read -r np most embedding <<<"$form"
+    # shellcheck disable=SC2086
+    "$mpirun" -np "$np" "$ftmpi" --model "$model" --prompt "And" --ignore-eos --max-tokens 4000 --output "$work/pages.h5" --overwrite $embedding >/dev/null 2>err &
+    for _ in $(seq 200); do grep -q '^loaded in' err && break; sleep 0.05; done
+    sleep 0.3
+    count=0
+    for pid in $(pgrep -f "^$ftmpi .*$work/pages.h5"); do
+        count=$((count + 1))
+        kib=$(awk '/^[0-9a-f]+-[0-9a-f]+ / {on = /\.safetensors$/} on && /^Rss:/ {s += $2; ++n} END {print n ? s : "none"}' "/proc/$pid/smaps")
+        if [ "$kib" != none ] && [ "$kib" -le "$most" ]; then ok; else bad "a rank of $np with $embedding keeps $kib KiB of the checkpoint's pages"; fi
+    done
+    same "$count" "$np" "ranks whose pages were counted"
+    kill $! && wait $!
+done
 expect_code 0 "$ftmpi" inspect --model "$model"
 expect_code 0 "$ftmpi" plan --model "$model" --hardware 24GiB@1008,16GiB@288
 finish

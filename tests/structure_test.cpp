@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -263,6 +264,61 @@ std::vector<std::string> machine_paths(const fs::path& root) {
     return faults;
 }
 
+/// Every part of `text` that `pattern` finds.
+std::vector<std::smatch> all_of(const std::string& text, const std::string& pattern) {
+    const std::regex expression(pattern);
+    return {std::sregex_iterator(text.begin(), text.end(), expression), {}};
+}
+
+bool is_word_of(const std::string& text, const std::string& word) { return std::regex_search(text, std::regex("\\b" + word + "\\b")); }
+
+std::string lower(std::string text) {
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+}
+
+/// The table of failures names programs with their cases, scripts with words of theirs, and phases of the proof on GPUs.
+std::vector<std::string> missing_tests(const fs::path& root) {
+    const fs::path tests = root / "tests";
+    const std::string phases = read(tests / "gpu/small_phases.sh") + read(tests / "gpu/fault_phases.sh") + read(tests / "gpu/full_steps.sh");
+    std::vector<std::string> faults;
+    std::istringstream lines(read(tests / "reported_failures.md"));
+    std::string line;
+    for (std::size_t number = 1; std::getline(lines, line); ++number) {
+        const auto refuse = [&](const std::string& why) { faults.push_back("reported_failures.md:" + std::to_string(number) + ": " + why); };
+        if (!begins(line, "| ") || begins(line, "| What goes wrong")) continue;
+        const auto last = line.rfind(" | ");
+        if (last == 0 || last == std::string::npos) {
+            refuse("no column of tests");
+            continue;
+        }
+        const std::string named = line.substr(last + 3);
+        bool any = std::regex_search(named, std::regex("impossible by design: |needs "));
+        for (const auto& m : all_of(named, "\\b([a-z0-9_]+_test): ([a-z0-9_]+(?:, [a-z0-9_]+)*)")) {
+            any = true;
+            const std::string source = read(tests / (m.str(1) + ".cpp")), cases = m.str(2);
+            for (const auto& name : all_of(cases, "[a-z0-9_]+"))
+                if (!std::regex_search(source, std::regex("TEST_CASE\\(" + name.str() + "[,) ]"))) refuse(m.str(1) + " has no case " + name.str());
+        }
+        for (const auto& m : all_of(named, "\\b([a-z_]+\\.sh)(?:: ([^|;]*))?")) {
+            any = true;
+            if (m.str(1) == "run.sh" || m.str(1) == "mpirun.sh") continue;
+            const std::string script = lower(read(tests / m.str(1))), words = std::regex_replace(m.str(2), std::regex("\\([^)]*\\)|`"), "");
+            if (script.empty()) refuse("no script " + m.str(1));
+            if (m.str(1) != "reported_test.sh" && m.str(1) != "run_test.sh" && m.str(1) != "hosts_test.sh") continue;
+            for (const auto& part : all_of(words, "[^ ,][^,]*[^ ,]"))
+                if (script.find(lower(part.str())) == std::string::npos) refuse(m.str(1) + " does not say \"" + part.str() + "\"");
+        }
+        for (const auto& m : all_of(named, "tests/gpu/run\\.sh: ([^|;]*)")) {
+            const std::string words = m.str(1);
+            for (const auto& part : all_of(words, "([a-z-]+)( \\([^)]*\\))?"))
+                if (!is_word_of(phases, (part.str(2) == " (full)" ? "full_" : "small_") + part.str(1))) refuse("no phase " + part.str());
+        }
+        if (!any) refuse("names no test");
+    }
+    return faults;
+}
+
 void require_none(const std::vector<std::string>& faults) {
     for (const auto& fault : faults) BOOST_ERROR(fault);
 }
@@ -295,6 +351,12 @@ BOOST_AUTO_TEST_CASE(includes_point_down_and_libraries_stay_in_their_rooms) {
 BOOST_AUTO_TEST_CASE(files_are_short) { require_none(long_files(FTMPI_SOURCE_DIR, 450)); }
 
 BOOST_AUTO_TEST_CASE(no_path_of_one_machine_is_in_the_tree) { require_none(machine_paths(FTMPI_SOURCE_DIR)); }
+
+BOOST_AUTO_TEST_CASE(tests_of_reported_failures_exist) {
+    const fs::path root = FTMPI_SOURCE_DIR;
+    BOOST_TEST_REQUIRE(all_of(read(root / "tests/reported_failures.md"), "\n\\| ").size() > 150u);
+    require_none(missing_tests(root));
+}
 
 BOOST_AUTO_TEST_CASE(planted_faults_are_found) {
     const PlantedTree tree;
@@ -345,6 +407,22 @@ BOOST_AUTO_TEST_CASE(planted_faults_are_found) {
     for (int i = 0; i < 451; ++i) lines += "\n";
     tree.plant("cuda/long.cu", lines);
     BOOST_TEST(long_files(tree.root, 450).size() == 1u);
+
+    tree.plant("tests/good_test.cpp", "BOOST_AUTO_TEST_CASE(one) {}\nBOOST_FIXTURE_TEST_CASE(two, Folder) {}\n");
+    tree.plant("tests/run_test.sh", "# --- Context edges: 31\n");
+    tree.plant("tests/gpu/small_phases.sh", "small_memory() {}\n");
+    tree.plant("tests/gpu/full_steps.sh", "full_load() {}\n");
+    const std::string row = "| a | b | ";
+    for (const std::string good : {"good_test: one, two; run_test.sh: context edges (32)", "tests/gpu/run.sh: memory (held), load (full)",
+                                   "impossible by design: no such thing", "needs two cards"}) {
+        tree.plant("tests/reported_failures.md", row + good + " |\n");
+        BOOST_TEST(missing_tests(tree.root).empty(), good);
+    }
+    for (const std::string bad : {"good_test: one, three", "other_test: one", "run_test.sh: context ends", "other.sh", "tests/gpu/run.sh: load",
+                                  "tests/gpu/run.sh: memory (full)", "by hand"}) {
+        tree.plant("tests/reported_failures.md", row + bad + " |\n");
+        BOOST_TEST(missing_tests(tree.root).size() == 1u, bad);
+    }
 
     BOOST_TEST(machine_paths(tree.root).empty());
     tree.plant("jobs/a.sh", std::string("model=/ho") + "me/someone/model\nok=network" + "/wo" + "rk/x\n");

@@ -212,8 +212,25 @@ BOOST_AUTO_TEST_CASE(gate_and_up_keep_their_own_scales) {
     TinySpec s = layout(Layout::modelopt_nvfp4);
     s.gate_up_share_scale = false;
     const Bits want = logits(s);
-    // Doubling a global scale and halving every block scale of that matrix is the same matrix.
     BOOST_TEST((logits(s, {}, {.ranks = 2, .shares = {1, 3}}) == want));
+    // Doubling a global scale and halving every block scale of that matrix is the same matrix, unless the other one takes part in it.
+    for (const std::string half : {"gate_proj", "up_proj"}) {
+        const auto rescaled = [&](std::vector<StoredTensor>& t) {
+            for (int expert = 0; expert < 4; ++expert) {
+                const std::string module = kLayer0 + "mlp.experts." + std::to_string(expert) + "." + half;
+                auto& global = tensor_named(t, module + ".weight_scale_2");
+                float value = 0;
+                std::memcpy(&value, global.bytes.data(), 4);
+                put_float(global, 2 * value);
+                for (auto& code : tensor_named(t, module + ".weight_scale").bytes) {
+                    BOOST_TEST_REQUIRE((code & 0x78) > 0x08);  // e4m3: half of it is normal, too
+                    code = static_cast<std::uint8_t>(code - 8);
+                }
+            }
+        };
+        BOOST_TEST((logits(s, rescaled) == want), half);
+        BOOST_TEST((logits(s, rescaled, {.ranks = 2, .shares = {1, 3}}) == want), half << " on two ranks");
+    }
     BOOST_TEST((logits(s, [](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_scale_2"), 0.25f); }) != want));
 }
 

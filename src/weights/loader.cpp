@@ -25,9 +25,11 @@ public:
         to_.layers_.resize(inventory_.layers().size());
         for (std::size_t i = 0; i < to_.layers_.size(); ++i) {
             layer(inventory_.layers()[i], plan_.layers[i], to_.layers_[i]);
+            checkpoint_.drop_pages();  // of the scales and vectors too
             if (progress_) progress_(i + 1, to_.layers_.size() + 1);
         }
         in(&RankBytes::head, [&] { to_.head_ = rows_of(inventory_.head(), plan_.head[rank_]); });
+        checkpoint_.drop_pages();
         checkpoint_.check_unchanged();
         if (progress_) progress_(to_.layers_.size() + 1, to_.layers_.size() + 1);
     }

@@ -1,5 +1,6 @@
 #include "fleet.hpp"
 
+#include <algorithm>
 #include <barrier>
 #include <cstring>
 #include <stdexcept>
@@ -127,8 +128,9 @@ void Fleet::on_all(const std::function<void(Rank&)>& work) {
             }
         });
     for (auto& t : threads) t.join();
-    for (auto& f : failures)
-        if (f) std::rethrow_exception(f);
+    const auto failed = std::count_if(failures.begin(), failures.end(), [](const auto& f) { return f != nullptr; });
+    if (failed != 0 && failed != std::ssize(failures)) throw std::runtime_error("only some ranks failed");
+    if (failed != 0) std::rethrow_exception(failures[0]);
 }
 
 std::vector<std::vector<float>> Fleet::logits(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& forced,
