@@ -142,6 +142,19 @@ BOOST_AUTO_TEST_CASE(a_finished_file_with_nothing_left_stays_as_it_is) {
     check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
 }
 
+BOOST_AUTO_TEST_CASE(requests_that_were_not_asked_for) {
+    Folder folder;
+    write_run(folder.file, 3);
+    const std::string file = bytes_of(folder.file);
+    check_error(Exit::bad_input, {"out.h5 holds request 2 of 2"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    BOOST_TEST((bytes_of(folder.file) == file && folder.list() == "out.h5"));
+    fs::remove(folder.file);
+    leave_journal(folder.file, 3);
+    const std::string journal = bytes_of(folder.journal);
+    check_error(Exit::bad_input, {"out.h5.journal holds request 2 of 2"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    BOOST_TEST((bytes_of(folder.journal) == journal));
+}
+
 BOOST_AUTO_TEST_CASE(counts_are_of_all_sessions_and_times_of_the_last) {
     Folder folder;
     {

@@ -131,7 +131,7 @@ BOOST_AUTO_TEST_CASE(numbers_asked_for_that_cannot_be) {
     }
     for (const std::int64_t asked : {std::int64_t{1}, std::int64_t{3}, most}) {
         change_root(folder.file, [&](hid_t root) { set_integer(root, "requests_asked", asked); });
-        BOOST_TEST(!read_results(folder.file).complete);
+        BOOST_TEST(!read_results(folder.file).complete);  // whatever it says itself
         BOOST_TEST(!ResultFile(folder.file, asked_run(2), Existing::resume).nothing_left());
         fs::remove(folder.journal);
     }

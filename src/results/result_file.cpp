@@ -222,6 +222,13 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
             throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
                         "give the same model, prompts and options, or choose another --output");
     };
+    // Equal runs ask for equal requests: what is beyond them was written by something else, and is no place in this run.
+    const auto need_asked_for = [&](const fs::path& from, std::int64_t last) {
+        if (run.run.requests_asked > 0 && last >= run.run.requests_asked)
+            throw Error(Exit::bad_input, "--resume: " + from.string() + " holds request " + std::to_string(last) + " of " +
+                                             std::to_string(run.run.requests_asked) + " that are asked for, counted from 0",
+                        "choose another --output");
+    };
     const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
     const bool keeps_file = found.first && found.first->keeps_file;
     // What --overwrite was given for is replaced, also when the run was killed before it finished a request.
@@ -250,10 +257,12 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
                     "move it away, then --resume again");
     }
     if (from_journal || replaces) need_same(journal.path(), found.last->run.identity);
+    if (from_journal) need_asked_for(journal.path(), *found.indices.rbegin());
     run.session = from_journal ? found.last->session + 1 : 0;
     if (file) {
         const JournalRun before = file->run();
         need_same(target, before.run.identity);
+        if (!file->indices().empty()) need_asked_for(target, file->indices().back());
         if (!from_journal && keep_as_it_is(*file)) return;
         if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
     }
