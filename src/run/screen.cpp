@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <string>
 
+#include "../error.hpp"
+
 namespace ftmpi {
 namespace {
 
@@ -55,7 +57,7 @@ void Screen::plan(const Engine& engine) const {
 }
 
 void Screen::resumed(std::size_t finished) const {
-    if (shown_ && finished) std::fprintf(stderr, "resumed: %zu of %zu requests are finished already\n", finished, requests_);
+    if (shown_ && finished) std::fprintf(stderr, "resumed: %zu of %s %s finished already\n", finished, counted(requests_, "request").c_str(), finished == 1 ? "is" : "are");
 }
 
 void Screen::loaded(const Engine& engine) const {
@@ -118,10 +120,12 @@ void Screen::summary(const SummaryRecord& summary, const std::filesystem::path& 
         if (name == "prefill_seconds") prefill = value;
         if (name == "prompt_tokens") prompt = value;
     }
-    std::fprintf(stderr, "%.0f tokens made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n", tokens, rate,
+    std::fprintf(stderr, "%s made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n",
+                 counted(static_cast<std::uint64_t>(tokens), "token").c_str(), rate,
                  step * 1e3, options_.hash.value_or(true) ? "on" : "off", prefill > 0 ? prompt / prefill : 0);
     if (interrupted)
-        std::fprintf(stderr, "interrupted: finished requests are saved, %lld are left; run again with --resume\n", static_cast<long long>(left));
+        std::fprintf(stderr, "interrupted: finished requests are saved, %lld %s left; run again with --resume\n", static_cast<long long>(left),
+                     left == 1 ? "is" : "are");
     std::fprintf(stderr, "results: %s\n", file.c_str());
 }
 
