@@ -44,7 +44,7 @@ GpuChoice unasked(const std::vector<RankGpus>& ranks, std::size_t rank) {
     if (device >= mine.visible.size())
         throw Error(Exit::usage,
                     name_of(ranks, rank) + " is number " + std::to_string(mine.local_rank) +
-                        ", from 0, of its host's ranks, but sees " + std::to_string(mine.visible.size()) + " GPUs (" +
+                        ", from 0, of its host's ranks, but sees " + counted(mine.visible.size(), "GPU") + " (" +
                         environment_of(mine) + ")",
                     "start one rank a GPU; to share one, name it for each rank with --gpus");
     return {static_cast<int>(device), mine.visible[device]};
@@ -76,7 +76,7 @@ GpuChoice asked_for(const std::vector<RankGpus>& ranks, std::size_t rank, const 
 std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std::vector<std::string>& asked) {
     if (!asked.empty() && asked.size() != ranks.size())
         throw Error(Exit::usage,
-                    "--gpus names " + std::to_string(asked.size()) + " GPUs for " + std::to_string(ranks.size()) + " ranks",
+                    "--gpus names " + counted(asked.size(), "GPU") + " for " + counted(ranks.size(), "rank"),
                     "give one UUID a rank");
     std::vector<GpuChoice> chosen;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -168,16 +168,16 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     for (const auto& c : cases) longest = std::max(longest, c.tokens());
     session.agree("plan", [&] {
         if (longest > engine.config().max_positions)
-            throw Error(Exit::usage, "bench needs " + std::to_string(longest) + " tokens a sequence, this model was made for " +
+            throw Error(Exit::usage, "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") + " a sequence, this model was made for " +
                                          std::to_string(engine.config().max_positions));
     }, true);
     engine.plan({longest});
     session.agree("plan", [&] {
         if (engine.shard_plan().context < longest)
             throw Error(options.context ? Exit::usage : Exit::does_not_fit,
-                        "bench needs " + std::to_string(longest) + " tokens a sequence, the context holds " +
+                        "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") + " a sequence, the context holds " +
                             std::to_string(engine.shard_plan().context),
-                        options.context ? "raise --context" : "measure shorter prompts or smaller batches, or use --kv fp8");
+                        options.context ? "raise --context" : "measure shorter prompts or smaller --batches, or use --kv fp8");
     }, true);
     Screen screen(options, root, 0);
     screen.plan(engine);
@@ -194,7 +194,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         RunRecord record = record_of(engine, hex(sha256(std::to_string(options.seed) + names)), requests, utc("%Y-%m-%dT%H:%M:%SZ"));
         record.attributes.emplace_back("cases_asked", names.substr(1));
         results = std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), std::move(record),
-                                               options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse);
+                                               options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse, false);
         if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
     }, true);
 

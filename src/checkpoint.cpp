@@ -185,15 +185,15 @@ struct Checkpoint::State {
         }
         if (!missing.empty())
             throw Error(Exit::bad_input,
-                        index_path.string() + " names " + std::to_string(index.files().size()) + " files, " +
-                            std::to_string(missing.size()) + " of which are missing: " + listing(missing),
+                        index_path.string() + " names " + counted(index.files().size(), "file") + ", " +
+                            std::to_string(missing.size()) + (missing.size() == 1 ? " of which is missing: " : " of which are missing: ") + listing(missing),
                         "an incomplete download, or the index of another save of the model?");
         mappings.reserve(index.files().size());
         for (const auto& name : index.files()) add_file(name, &index);
         index.check_all_found();
         if (index.total_size() && *index.total_size() != data_bytes)
             warnings.push_back(std::string(kIndexName) + " says total_size " + std::to_string(*index.total_size()) +
-                               ", the shards hold " + std::to_string(data_bytes) + " bytes of tensors");
+                               ", the shards hold " + counted(data_bytes, "byte") + " of tensors");
         warn_of_ignored(index.files(), "not named by " + std::string(kIndexName));
     }
 
@@ -266,7 +266,7 @@ void Checkpoint::check_contents(const std::byte* data) const {
         if (!(mapping.stamp_now() == mapping.stamp()))
             throw Error(Exit::bad_input, mapping.path().string() + " was written to while it was in use: the text from here on would be "
                                                                    "that of other weights",
-                        "the requests finished before are kept; put the checkpoint right and go on with --resume");
+                        "the requests finished before are kept; put the checkpoint right; a run then goes on with --resume");
         return;
     }
 }

@@ -64,7 +64,7 @@ std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::stri
     }
     if (static_cast<std::int64_t>(layers.size()) != count)
         text.refuse("layer_types",
-                    "has " + std::to_string(layers.size()) + " entries for " + std::to_string(count) + " layers");
+                    "has " + counted(layers.size(), "entry", "entries") + " for " + counted(static_cast<std::uint64_t>(count), "layer"));
     if (!by_interval.empty() && by_interval != layers)
         warnings.push_back(text.file() + ": full_attention_interval does not describe layer_types; layer_types is followed");
     return layers;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -40,6 +41,11 @@ inline std::string printable(std::string_view text) {
         if (pair) out += {'\\', 'x', hex[next >> 4], hex[next & 15]}, ++i;
     }
     return out;
+}
+
+/// "1 rank", "2 ranks"; `many` where the plural is not `one` with an s.
+inline std::string counted(std::uint64_t n, const std::string& one, const std::string& many = {}) {
+    return std::to_string(n) + ' ' + (n == 1 ? one : many.empty() ? one + 's' : many);
 }
 
 /// An error with the exit code it leads to. what() is one sentence that names the file, tensor or

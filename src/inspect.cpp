@@ -176,10 +176,10 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
         const auto config = load_config(checkpoint.directory());
         const auto attention = std::count(config.layers.begin(), config.layers.end(), LayerKind::attention);
         report.config_line = config.model_type + ", hidden " + std::to_string(config.hidden) + ", " +
-                             std::to_string(config.layers.size()) + " layers (" + std::to_string(attention) + " attention), " +
+                             counted(config.layers.size(), "layer") + " (" + std::to_string(attention) + " attention), " +
                              std::to_string(config.query_heads) + "/" + std::to_string(config.kv_heads) + " heads of " +
                              std::to_string(config.head_dim) + ", delta net " + std::to_string(config.key_heads) + "/" +
-                             std::to_string(config.value_heads) + " heads, " + std::to_string(config.experts) + " experts of " +
+                             std::to_string(config.value_heads) + " heads, " + counted(static_cast<std::uint64_t>(config.experts), "expert") + " of " +
                              std::to_string(config.expert_width) + ", top " + std::to_string(config.top_k) + ", vocabulary " +
                              std::to_string(config.vocab) + (config.tied_embeddings ? ", tied head" : "");
         report.quantization = config.quantization.empty() ? "none" : config.quantization;
@@ -260,7 +260,7 @@ void print_text(const Report& r) {
         if (d.zero_rows)
             std::printf("  %s: %lld of %lld rows all zero\n", printable(d.name).c_str(), static_cast<long long>(d.zero_rows),
                         static_cast<long long>(d.rows));
-        if (d.bad_scales) std::printf("  %s: %lld scales not finite\n", printable(d.name).c_str(), static_cast<long long>(d.bad_scales));
+        if (d.bad_scales) std::printf("  %s: %s not finite\n", printable(d.name).c_str(), counted(static_cast<std::uint64_t>(d.bad_scales), "scale").c_str());
     }
     for (const auto& w : r.warnings) std::printf("warning       %s\n", printable(w).c_str());
 }

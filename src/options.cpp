@@ -48,8 +48,8 @@ std::string commands_of(unsigned where) {
 struct CommandLine {
     std::vector<Given> given;
     std::vector<std::string> positional;
-    bool after_option = false;  ///< what came last was an option
-    std::string stray_hint;     ///< how the first word that looks like a misplaced value was likely meant
+    bool after_option = false;      ///< what came last was an option
+    std::string stray, stray_hint;  ///< the first word that looks like a misplaced value, and how it was likely meant
     bool help = false, version = false;
 };
 
@@ -72,7 +72,7 @@ po::options_description known_options() {
 void add(const po::option& token, CommandLine& line) {
     if (token.position_key >= 0) {
         for (const auto& word : token.value)
-            if (line.after_option && line.stray_hint.empty()) line.stray_hint = hint_for_stray(line.given.back(), word);
+            if (line.after_option && line.stray_hint.empty()) line.stray_hint = hint_for_stray(line.given.back(), line.stray = word);
         line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
         line.after_option = false;
         return;
@@ -196,27 +196,29 @@ void apply(const Given& given, unsigned command_bit, Options& options) {
     }
 }
 
-void check_positional(Options& o, const std::string& stray_hint) {
+void check_positional(Options& o, const CommandLine& line) {
     const auto count = o.files.size();
-    const auto hint = [&](const char* otherwise) { return stray_hint.empty() ? otherwise : stray_hint; };
+    const bool takes_files = o.command == Command::verify || o.command == Command::recover || o.command == Command::inspect;
+    std::error_code error;
+    if (!line.stray_hint.empty() && !(takes_files && std::filesystem::exists(line.stray, error)))
+        refuse("unexpected argument " + in_quotes(line.stray), line.stray_hint);
     if (o.command == Command::verify && count != 2)
-        refuse("verify compares two result files, " + std::to_string(count) + " given", hint("ftmpi verify A.h5 B.h5"));
+        refuse("verify compares two result files, " + std::to_string(count) + " given", "ftmpi verify A.h5 B.h5");
     if (o.command == Command::recover && count != 1)
-        refuse("recover takes one result file, " + std::to_string(count) + " given", hint("ftmpi recover OUT.h5"));
+        refuse("recover takes one result file, " + std::to_string(count) + " given", "ftmpi recover OUT.h5");
     if (o.command == Command::inspect) {
-        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", hint("ftmpi inspect DIR"));
+        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", "ftmpi inspect DIR");
         if (count == 1) o.model = o.files.front();
     }
-    if (o.command == Command::run || o.command == Command::bench || o.command == Command::plan) {
+    if (!takes_files) {
         if (count == 0) return;
         const auto& first = o.files.front();
         if (find_command(first)) refuse("the command " + first + " must be the first argument");
         const auto meant = values::nearest(first, command_names());
-        refuse("unexpected argument " + in_quotes(first), !stray_hint.empty()             ? stray_hint
-                                                          : !meant.empty()                ? "did you mean the command " + meant + "?"
-                                                          : o.model.empty()               ? "the checkpoint is given as --model DIR"
-                                                          : o.command == Command::run     ? "a prompt is given as --prompt TEXT"
-                                                                                          : "ftmpi --help lists all options");
+        refuse("unexpected argument " + in_quotes(first), !meant.empty()              ? "did you mean the command " + meant + "?"
+                                                          : o.model.empty()           ? "the checkpoint is given as --model DIR"
+                                                          : o.command == Command::run ? "a prompt is given as --prompt TEXT"
+                                                                                      : "ftmpi --help lists all options");
     }
     for (const auto& file : o.files)
         if (file.empty()) refuse("empty file name");
@@ -327,7 +329,7 @@ Options parse_options(int argc, const char* const* argv) {
     if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
     options.max_tokens_asked = holds(given, "max-tokens");
     options.files = line.positional;
-    check_positional(options, line.stray_hint);
+    check_positional(options, line);
     check_together(options, given);
     options.digest_text = digest_of(options);
     return options;

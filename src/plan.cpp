@@ -1,24 +1,32 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <optional>
 #include <string>
 
 #include "error.hpp"
+#include "shard/text.hpp"
 
 namespace ftmpi {
 namespace {
 
-/// "24 GiB@1008", as short as the values allow.
+/// "24GiB@1008", as --hardware takes it.
 std::string card_name(std::uint64_t bytes, double gb_per_s) {
-    char text[64];
-    const double gib = static_cast<double>(bytes) / (1ull << 30);
-    if (gb_per_s > 0)
-        std::snprintf(text, sizeof text, "%.4gGiB@%.4g", gib, gb_per_s);
-    else
-        std::snprintf(text, sizeof text, "%.4gGiB", gib);
-    return text;
+    auto name = shard::size_text(bytes, "");
+    if (gb_per_s > 0) {
+        char text[64];
+        name.append("@").append(text, std::to_chars(text, text + sizeof text, gb_per_s).ptr);
+    }
+    return name;
+}
+
+/// A size without a unit is one of bytes; of few bytes it was hardly meant so.
+std::string size_hint(const std::string& bare) {
+    if (bare.empty()) return {};
+    const auto n = std::stoull(bare);
+    return std::to_string(n) + " is " + counted(n, "byte") + "; " + std::to_string(n) + (n < 1024 ? "GiB?" : "MiB?");
 }
 
 /// One value for all ranks or one a rank.
@@ -42,6 +50,8 @@ PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& 
                            : options.backend == BackendChoice::cpu ? kPrefillRowsCpu
                                                                      : kPrefillRowsGpu;
     request.embedding_on_host = options.embedding_on_host.value_or(true);
+    if (options.command == Command::bench) request.slots_hint = "smaller --batches need less";
+    request.size_hint = size_hint(options.bare_size);
     return request;
 }
 
@@ -83,7 +93,7 @@ std::vector<RankMemory> ranks_of(const Options& options) {
     std::vector<RankMemory> ranks;
     const auto add = [&](std::uint64_t bytes, double gb_per_s) {
         const std::uint64_t fixed = options.backend == BackendChoice::cpu ? 0 : kGpuFixedBytes;
-        ranks.push_back({bytes > fixed ? bytes - fixed : 0, gb_per_s, card_name(bytes, gb_per_s)});
+        ranks.push_back({bytes > fixed ? bytes - fixed : 0, gb_per_s, card_name(bytes, gb_per_s), fixed});
     };
     if (!options.hardware.empty()) {
         if (!options.memory_limit.empty() || !options.bandwidth.empty())
@@ -94,7 +104,7 @@ std::vector<RankMemory> ranks_of(const Options& options) {
     }
     if (options.memory_limit.empty())
         throw Error(Exit::usage, "plan needs to know the hardware",
-                    "for example --hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank)");
+                    "for example --hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank), or --memory-limit 24GiB,16GiB alone");
     const auto count = std::max({options.memory_limit.size(), options.bandwidth.size(), options.shares.size()});
     for (const auto n : {options.memory_limit.size(), options.bandwidth.size()})
         if (n > 1 && n != count)

@@ -71,8 +71,9 @@ public:
 
     /// Checks that `path` can be written, before any work: its folder, an existing file (refused unless asked for), HDF5
     /// locking, a journal of an earlier run. With Existing::resume the finished requests of a journal or a finished file
-    /// with the same identity are kept; a file that --overwrite was given for before stays one to be replaced. Throws Error.
-    ResultFile(std::filesystem::path path, RunRecord run, Existing existing);
+    /// with the same identity are kept; a file that --overwrite was given for before stays one to be replaced. Throws Error,
+    /// whose hints name --resume where the command `can_resume`.
+    ResultFile(std::filesystem::path path, RunRecord run, Existing existing, bool can_resume = true);
     ~ResultFile();
 
     const std::filesystem::path& path() const;

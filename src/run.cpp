@@ -30,8 +30,8 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
         const auto limit = options.context ? options.context : engine.config().max_positions;
         const auto bytes = (options.chat ? trim_as_chat(p.text) : std::string_view(p.text)).size();
         if (const auto least = engine.tokenizer().least_tokens(bytes); least >= limit) {
-            r.refused = "a prompt of " + std::to_string(bytes) + " bytes is at least " + std::to_string(least) +
-                        " tokens, the context holds " + std::to_string(limit);
+            r.refused = "a prompt of " + counted(bytes, "byte") + " is at least " + counted(static_cast<std::uint64_t>(least), "token") +
+                        ", the context holds " + std::to_string(limit);
             requests.push_back(std::move(r));
             continue;
         }
@@ -61,7 +61,8 @@ void refuse_too_long(std::vector<Request>& requests, const Options& options, con
         const bool prompt_fits = n < plan.context;
         const bool may_end_early = options.context != 0 || !asked_for_tokens(options, prompts[static_cast<std::size_t>(r.index)]);
         if (prompt_fits && (may_end_early || needed <= plan.context)) continue;
-        r.refused = "needs " + std::to_string(n) + " prompt tokens and " + std::to_string(r.max_tokens) + " new ones, " + std::to_string(needed) +
+        r.refused = "needs " + counted(r.ids.size(), "prompt token") + " and " +
+                    counted(static_cast<std::uint64_t>(r.max_tokens), "new one") + ", " + std::to_string(needed) +
                     " in all; the context holds " + std::to_string(plan.context);
         std::string help;
         const auto add = [&](const std::string& way) { help += (help.empty() ? "; " : " or ") + way; };

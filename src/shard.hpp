@@ -42,6 +42,7 @@ struct RankMemory {
     std::uint64_t bytes = 0;   ///< that weights, caches and workspace may take, fixed costs already subtracted
     double gb_per_s = 0;       ///< memory bandwidth; 0 = unknown, all equal
     std::string name;
+    std::uint64_t fixed = 0;   ///< those fixed costs, for messages
 };
 
 struct PlanRequest {
@@ -54,6 +55,8 @@ struct PlanRequest {
     std::int64_t prefill_rows = 256;     ///< rows of the largest step
     bool embedding_on_host = true;
     double exchange_seconds = 0;         ///< predicted cost of one gather; 0 = a default
+    std::string slots_hint = "a smaller --batch needs less";  ///< by the option that sets `slots` in the command at hand
+    std::string size_hint;               ///< said first where memory is short: what its size may have been meant to be
 };
 
 /// Row ranges of one layer, one entry a rank in each.

@@ -13,7 +13,7 @@ namespace {
 /// Forbidden values of one stored tensor: how many and where the first is.
 class Faults {
 public:
-    Faults(const RowBlock& block, const char* what) : block_(block), what_(what) {}
+    Faults(const RowBlock& block, const char* what, const char* fault) : block_(block), what_(what), fault_(fault) {}
     void add(std::int64_t row, std::int64_t column) {
         if (count_++ > 0) return;
         row_ = block_.stored_row + row;
@@ -22,14 +22,14 @@ public:
     void refuse_any() const {
         if (count_ == 0) return;
         std::ostringstream text;
-        text << "tensor " << block_.name << ": " << count_ << " " << what_ << ", the first at row " << row_ << ", column "
-             << column_;
+        text << "tensor " << block_.name << ": " << counted(static_cast<std::uint64_t>(count_), what_) << (count_ == 1 ? " is " : " are ") << fault_
+             << ", the first at row " << row_ << ", column " << column_;
         throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
     }
 
 private:
     const RowBlock& block_;
-    const char* what_;
+    const char *what_, *fault_;
     std::int64_t count_ = 0, row_ = 0, column_ = 0;
 };
 
@@ -88,8 +88,8 @@ float scale_value(const std::byte* p, DType type, const RowBlock& block) {
 }
 
 void refuse_faults(const MatrixSource& source, const RowBlock& block) {
-    Faults codes(block, source.format == Format::bf16 ? "weights are infinite or NaN" : "weights are NaN codes");
-    Faults scales(block, "scales are NaN, negative or infinite");
+    Faults codes(block, "weight", source.format == Format::bf16 ? "infinite or NaN" : "coded as NaN");
+    Faults scales(block, "scale", "NaN, negative or infinite");
     for (std::int64_t r = 0; r < block.rows; ++r) {
         if (!is_4bit(source.format)) find_codes(source, block, r, codes);
         if (scale_group(source.format)) find_scales(source, block, r, scales);

@@ -70,19 +70,19 @@ int verify_command(const Options& options) {
         errors += a.requests[i].finish_reason == "error";
         hashes.update(a.requests[i].logits_sha256.data(), a.requests[i].logits_sha256.size());
     }
-    const std::string counts = std::to_string(a.requests.size()) + " requests, " + std::to_string(tokens) + " tokens";
+    const std::string counts = counted(a.requests.size(), "request") + ", " + counted(static_cast<std::uint64_t>(tokens), "token");
     if (not_hashed > 0) {
         const auto all_hashed = [](const StoredRun& run) {
             return std::all_of(run.requests.begin(), run.requests.end(),
                                [](const auto& r) { return hashed(r) || r.output_ids.empty(); });
         };
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
-        std::cout << "equal tokens (the logits of " << not_hashed << " requests were not compared: hashing was off in " << where << "): " << counts
+        std::cout << "equal tokens (the logits of " << counted(static_cast<std::uint64_t>(not_hashed), "request") << " were not compared: hashing was off in " << where << "): " << counts
                   << '\n';
     } else {
         std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';
     }
-    if (errors > 0) std::cout << "note: " << errors << " of these requests ended with an error in the first\n";
+    if (errors > 0) std::cout << "note: " << errors << " of these ended with an error in the first\n";
     return static_cast<int>(Exit::ok);
 }
 

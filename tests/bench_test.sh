@@ -58,6 +58,18 @@ says "--prompt does not belong"
 expect_code 2 "$ftmpi" bench --model "$model" --prompt-lengths 5000 --decode-lengths 1 --output bad.h5
 expect_code 2 "$ftmpi" bench --model "$model" "${lengths[@]}" --output one.h5
 says "--overwrite"
+# Hints name what bench takes.
+if grep -q -- "--resume" err; then bad "bench is told of --resume"; else ok; fi
+expect_code 4 "$ftmpi" bench --model "$model" --backend cpu --prompt-lengths 32 --decode-lengths 8 --batches 64 --memory-limit 60MiB --output bad.h5
+says "smaller --batches need less"
+says ", has 60 MiB, misses "
+expect_code 2 "$ftmpi" bench --model "$model" --prompt-lengths 16 64 --output bad.h5
+says "joined by commas: --prompt-lengths 16,64"
+expect_code 2 "$ftmpi" --ignore-eos bench --model "$model"
+says "the command bench must be the first argument"
+printf 'model = %s\nprompt-lengths = 5, 40\ndecode-lengths = 2\nrepeats = 1\nwarmup = 0\njson = on\n' "$model" >bench.ini
+expect_code 0 "$ftmpi" bench --job bench.ini --output listed.h5
+same "$(grep -o '"batch":' out | wc -l)" 2 "combinations of a list with blanks"
 absent bad.h5
 absent bad.h5.journal
 

@@ -176,7 +176,7 @@ BOOST_FIXTURE_TEST_CASE(truncated_and_overlong_files_are_refused, SingleFile) {
         expect_refused(directory.path(), {"has " + std::to_string(size) + " bytes, too few"});
     }
     write_file(file, whole + '\0');
-    expect_refused(directory.path(), {"1 bytes after the last tensor are not covered"});
+    expect_refused(directory.path(), {"1 byte after the last tensor is not covered"});
     // Only the second tensor is short: the first one's reader is told as well.
     raw(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 12);
     expect_refused(directory.path(), {"header needs", "\"b\""});

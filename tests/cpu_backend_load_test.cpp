@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(small_scales_do_not_vanish) {
 BOOST_AUTO_TEST_CASE(a_scale_that_is_nan_is_refused_unless_it_scales_nothing) {
     for (std::uint8_t nan : {std::uint8_t{0x7f}, std::uint8_t{0xff}}) {
         check_refused(sixteen_codes(kAllCodes, nan, 1.0f),
-                      {"experts.3.down_proj.weight", "1 scales are NaN", "row 0, column 0"});
+                      {"experts.3.down_proj.weight", "1 scale is NaN", "row 0, column 0"});
         const std::vector<std::uint8_t> zeros(8, 0x00), signed_zeros(8, 0x80);
         const std::uint8_t largest = 0x7e;
         BOOST_TEST(times_ones(sixteen_codes(zeros, nan, 1.0f)) == times_ones(sixteen_codes(zeros, largest, 1.0f)));
@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_CASE(a_scale_that_is_nan_is_refused_unless_it_scales_nothing) {
     const std::uint8_t negative = 0xb8, minus_zero = 0x80, e8m0_nan = 0xff;
     check_refused(sixteen_codes(kAllCodes, negative, 1.0f), {"negative", "row 0, column 0"});
     BOOST_TEST(times_ones(sixteen_codes(kAllCodes, minus_zero, 1.0f))[0] == 0.0f);
-    check_refused(sixteen_codes(kAllCodes, e8m0_nan, 1.0f, Format::mxfp4), {"1 scales are NaN"});
+    check_refused(sixteen_codes(kAllCodes, e8m0_nan, 1.0f, Format::mxfp4), {"1 scale is NaN"});
 }
 
 BOOST_AUTO_TEST_CASE(a_multiplier_must_be_finite_and_above_zero) {
@@ -110,12 +110,12 @@ BOOST_AUTO_TEST_CASE(codes_that_are_not_numbers_are_counted_and_placed) {
         m.codes[(40 + 20) * m.pitch + 5] = 0x7f;
         m.codes[(40 + 20) * m.pitch + 47] = 0xff;
         m.codes[(40 + 39) * m.pitch + 0] = 0x7f;
-        check_refused(m.source(), {"test.weight", "3 weights are NaN codes", "row 20, column 5"});
+        check_refused(m.source(), {"test.weight", "3 weights are coded as NaN", "row 20, column 5"});
     }
     for (std::uint16_t bad : {std::uint16_t{0x7f80}, std::uint16_t{0xff80}, std::uint16_t{0x7fc1}}) {
         StoredMatrix m(Format::bf16, 1, 6, 33, 3);
         std::memcpy(&m.codes[m.pitch + 64], &bad, 2);
-        check_refused(m.source(), {"test.weight", "1 weights are infinite or NaN", "row 1, column 32"});
+        check_refused(m.source(), {"test.weight", "1 weight is infinite or NaN", "row 1, column 32"});
         const auto backend = make_cpu_backend(1);
         BOOST_TEST(refusal(Exit::bad_input, [&] { backend->load_table(m.source(), false); }).find("row 1, column 32") != std::string::npos);
         const auto on_host =

@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(gpus_are_named_by_uuid_or_its_beginning) {
     BOOST_TEST((choices(two, {"gpu-BBBB2", "AAAA1111-0000"}) == Expected{{1, u1}, {0, u0}}));
     refused(two, {"bbbb", "aaaa"}, {"\"bbbb\" fits", u1, u2, "rank 0"});
     refused(two, {"aaaa", "cccc"}, {"rank 1 (a)", "\"cccc\"", u0, u1, u2});
-    refused(two, {"aaaa"}, {"names 1 GPUs for 2 ranks"});
+    refused(two, {"aaaa"}, {"names 1 GPU for 2 ranks"});
     for (const char* index : {"0", "1", "", "GPU-", "GPU-a", "zzzz", "all"})
         refused(two, {index, "aaaa"}, {"is no UUID", "nvidia-smi -L"});
     // A rank that sees only its own GPU cannot be given another's.

@@ -81,8 +81,8 @@ BOOST_AUTO_TEST_CASE(damage_and_formats_are_listed) {
     expect(out, "quantization  modelopt MIXED_PRECISION (modelopt 0.37.0)");
     expect(out, "layers.0.linear_attn.in_proj_qkv.weight: 3 of 8 rows all zero");
     expect(out, "mlp.experts.0.up_proj.weight: 1 of 2 rows all zero");
-    expect(out, "up_proj.weight_scale: 1 scales not finite");
-    expect(out, "up_proj.weight_scale_2: 1 scales not finite");
+    expect(out, "up_proj.weight_scale: 1 scale not finite");
+    expect(out, "up_proj.weight_scale_2: 1 scale not finite");
     expect(out, "NVFP4 x1");
     expect(out, "FP8 per row x1");
     for (const std::string fine :

@@ -295,14 +295,16 @@ BOOST_AUTO_TEST_CASE(a_switch_leaves_the_next_word_alone) {
         TEST_HOLDS(usage({"--model", "m", "--prompt", name}), std::string("value missing before ") + name);
     }
     BOOST_TEST(parse_run({"--output", "o", "--resume", "--seed", "1"}).resume);
-    TEST_HOLDS(usage({"recover", "--overwrite", "on", "out.h5"}), "recover takes one result file, 2 given | a switch takes its value after '='");
-    TEST_HOLDS(usage({"inspect", "--json", "on", "DIR"}), "inspect takes one checkpoint directory | a switch takes its value after '='");
+    TEST_HOLDS(usage({"recover", "--overwrite", "on", "out.h5"}), "unexpected argument 'on' | a switch takes its value after '=': --overwrite=on");
+    TEST_HOLDS(usage({"inspect", "--json", "on", "DIR"}), "unexpected argument 'on' | a switch takes its value after '=': --json=on");
+    TEST_HOLDS(usage({"inspect", "--json", "off"}), "unexpected argument 'off' | a switch takes its value after '='");
     BOOST_TEST(parse({"verify", "--", "--json", "on"}).files.size() == 2u);  // behind -- nothing is an option
 }
 
 BOOST_AUTO_TEST_CASE(stray_words_get_a_hint_that_the_command_takes) {
     TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16", "64"}),
                "unexpected argument '64' | the items of a list are joined by commas: --prompt-lengths 16,64");
+    TEST_HOLDS(usage({"bench", "m", "--prompt-lengths", "16", "64"}), "unexpected argument '64' | the items of a list");
     TEST_HOLDS(usage_run({"--shares", "3", "1"}), "--shares 3,1");
     TEST_HOLDS(usage({"bench", "m"}), "the checkpoint is given as --model DIR");
     TEST_HOLDS(usage({"--model", "m", "hello"}), "a prompt is given as --prompt TEXT");

@@ -121,6 +121,47 @@ BOOST_AUTO_TEST_CASE(bytes_held_are_those_of_the_rows) {
     BOOST_TEST(plan.bytes[0].shared + plan.bytes[1].shared == whole.bytes[0].shared);
 }
 
+BOOST_AUTO_TEST_CASE(what_lacks_memory_is_told_in_units_that_fit) {
+    const auto sizes = sizes_of_35b();
+    Options options;
+    options.backend = BackendChoice::cpu;
+    options.hardware = {{24, 1008}};
+    options.bare_size = "24";
+    options.batch = 2;
+    auto refusal = refusal_of(sizes, plan_request(options, ranks_of(options)));
+    BOOST_TEST((refusal.code == Exit::does_not_fit));
+    BOOST_TEST(contains(refusal.what, "rank 0 (24B@1008) needs "), refusal.what);
+    BOOST_TEST(contains(refusal.what, ", has 24 B, misses "), refusal.what);
+    BOOST_TEST(contains(refusal.what, " GiB"), refusal.what);
+    BOOST_TEST(refusal.hint.starts_with("24 is 24 bytes; 24GiB?"), refusal.hint);
+    BOOST_TEST(contains(refusal.hint, "a smaller --batch needs less"), refusal.hint);
+    options.command = Command::bench;
+    options.bare_size = "24000";
+    refusal = refusal_of(sizes, plan_request(options, ranks_of(options)));
+    BOOST_TEST(refusal.hint.starts_with("24000 is 24000 bytes; 24000MiB?"), refusal.hint);
+    BOOST_TEST(contains(refusal.hint, "smaller --batches need less"), refusal.hint);
+    options.backend = BackendChoice::cuda;
+    BOOST_TEST(contains(refusal_of(sizes, plan_request(options, ranks_of(options))).what, ", has 0 B beside the 614 MiB that a GPU's driver takes"));
+    options.backend = BackendChoice::cpu;
+    const std::pair<std::uint64_t, const char*> names[] = {{20ull << 20, "20MiB@288.5"},    {1, "1B@288.5"},
+                                                           {1536, "1.5KiB@288.5"},          {24ull << 30, "24GiB@288.5"},
+                                                           {16000000000, "14.9GiB@288.5"}, {2048ull << 30, "2TiB@288.5"}};
+    for (const auto& [bytes, name] : names) {
+        options.hardware = {{bytes, 288.5}};
+        BOOST_TEST(ranks_of(options)[0].name == name);
+    }
+    auto shares = request_for({card(24)}, Policy::shares);
+    shares.shares = {3, 1};
+    BOOST_TEST(contains(refusal_of(sizes, shares).what, "--shares names 2 shares for 1 rank"));
+    const Options none;
+    try {
+        ranks_of(none);
+        BOOST_ERROR("a plan without hardware");
+    } catch (const Error& error) {
+        BOOST_TEST(contains(error.hint(), "--memory-limit"));
+    }
+}
+
 BOOST_AUTO_TEST_CASE(unlike_cards_are_used_for_what_they_have) {
     const auto sizes = sizes_of_35b();
     const auto memory = make_plan(sizes, fp8_request(pair(), Policy::memory));
@@ -285,10 +326,13 @@ BOOST_AUTO_TEST_CASE(what_does_not_fit_is_refused_with_what_would) {
 
     const auto none = refusal_of(sizes, fp8_request({card(8), card(6)}, Policy::memory));
     BOOST_TEST((none.code == Exit::does_not_fit));
-    const auto missing = number_after(none.hint, "all ranks together miss ");
+    const std::string before = "all ranks together miss ";
+    BOOST_TEST_REQUIRE(contains(none.hint, before), none.hint);
+    const auto missing = std::stod(none.hint.substr(none.hint.find(before) + before.size())) * 1024;
+    BOOST_TEST(contains(none.hint, " GiB"), none.hint);
     const auto whole = make_plan(sizes, fp8_request({card(40)}, Policy::memory, 1)).bytes[0].total() >> 20;
-    const auto expected = static_cast<std::int64_t>(whole) - 14 * 1024;
-    BOOST_TEST((missing >= expected && missing < expected + 200), missing);  // more by what both ranks hold
+    const auto expected = static_cast<double>(whole) - 14 * 1024;
+    BOOST_TEST((missing >= expected - 6 && missing < expected + 200), missing);  // more by what both ranks hold
     const auto tiny = refusal_of(sizes, fp8_request({card(24), card(0.01)}, Policy::memory));
     BOOST_TEST(contains(tiny.hint, "rank 1 cannot hold even what every rank needs"));
 }

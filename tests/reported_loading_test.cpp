@@ -270,7 +270,7 @@ BOOST_AUTO_TEST_CASE(scales_of_activations_are_ignored_under_either_name) {
         std::memcpy(tensor_named(t, kLayer0 + "mlp.experts.2.up_proj.input_global_scale").bytes.data(), &v, 4);
     };
     BOOST_TEST((logits(ct, infinite) == want));
-    BOOST_TEST(says(notes_of(ct, infinite), "1 activation scales are not finite"));
+    BOOST_TEST(says(notes_of(ct, infinite), "1 activation scale is not finite"));
 }
 
 BOOST_AUTO_TEST_CASE(scales_of_the_cache_are_used_or_refused) {
@@ -282,7 +282,7 @@ BOOST_AUTO_TEST_CASE(scales_of_the_cache_are_used_or_refused) {
     BOOST_TEST((logits(s, with(0.01f), {}, fp8) != logits(s, {}, {}, fp8)));
     BOOST_TEST((logits(s, with(0.01f), {}, fp8) == logits(s, with(0.01f, "attn.k_scale"), {}, fp8)));
     BOOST_TEST((logits(s, with(0.01f), {}, bf16) == logits(s, {}, {}, bf16)));
-    BOOST_TEST(says(notes_of(s, with(0.01f)), "1 scales of an FP8 cache are stored"));
+    BOOST_TEST(says(notes_of(s, with(0.01f)), "1 scale of an FP8 cache is stored"));
     for (const float bad : {0.0f, -1.0f, std::nanf(""), INFINITY}) BOOST_CHECK_THROW(logits(s, with(bad), {}, fp8), Error);
     check_refused(s, [&](Tensors& t) { with(1.0f)(t), with(2.0f, "k_scale")(t); }, {"a second scale beside", "k_scale"});
     check_refused(s,

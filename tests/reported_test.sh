@@ -26,7 +26,7 @@ says "header needs"
 copy
 printf '\0' >>broken/$second
 refused 3
-says "1 bytes after the last tensor"
+says "1 byte after the last tensor"
 copy
 printf '\x40\x9d\xdf\x07\0\0\0\0' | dd of=broken/$first conv=notrunc status=none
 refused 3

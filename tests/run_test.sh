@@ -167,6 +167,21 @@ if grep -q '^loaded in' err; then bad "weights were loaded for nothing"; else ok
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --context 1000000000 --output big.h5
 absent big.h5
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
+says "--max-tokens is '0' and must be between 1 and 2147483648"
+# A size without a unit is one of bytes, which is said where it was hardly meant so.
+expect_code 4 "$ftmpi" --model "$model" --prompt "And" --backend cpu --memory-limit 20 --output zero.h5
+says ", has 20 B, misses "
+says "hint: 20 is 20 bytes; 20GiB?"
+expect_code 4 "$ftmpi" plan --model "$model" --backend cpu --hardware 24@1008
+says "rank 0 (24B@1008) needs "
+says "hint: 24 is 24 bytes; 24GiB?"
+expect_code 4 "$ftmpi" plan --model "$model" --backend cpu --memory-limit 2MiB
+says "rank 0 (2MiB) needs "
+if grep -q "bytes;" err; then bad "2MiB is taken for bytes"; else ok; fi
+expect_code 2 "$ftmpi" plan --model "$model"
+says "--hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank), or --memory-limit 24GiB,16GiB alone"
+expect_code 2 "$mpirun" -np 1 "$ftmpi" --model "$model" --prompt "And" --shares 3,1 --output zero.h5
+says "--shares names 2 shares for 1 rank"
 
 # --- ids and prompts that cannot be -------------------------------------------------------------------------
 for id in 2048 -1 2029; do
@@ -174,6 +189,10 @@ for id in 2048 -1 2029; do
     expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts bad.jsonl --output bad.h5
     says_once "ftmpi: error"
 done
+printf '[{"prompt":"And"},\n{"prompt":"Or"}]\n' >array.json
+expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts array.json --output bad.h5
+says_once "array.json: holds a JSON array"
+says "one JSON object a line is read"
 printf '{"ids":[1,2028]}\n' >good.jsonl
 expect_code 0 "$ftmpi" --model "$model" --prompts good.jsonl --output good.h5 --max-tokens 2
 expect_code 2 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "" --output bad.h5
@@ -192,6 +211,11 @@ present killed.h5.journal
 cp killed.h5.journal kept.h5.journal
 expect_code 0 "$ftmpi" recover kept.h5
 present kept.h5
+cp killed.h5.journal kept.h5.journal && cp one.h5 kept.h5
+expect_code 2 "$ftmpi" recover kept.h5
+expect_code 0 "$ftmpi" recover --overwrite kept.h5
+expect_code 2 "$ftmpi" recover no/such/folder/x.h5
+if grep -q -- "--output" err; then bad "recover is told of --output"; else ok; fi
 expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts prompts.txt --output killed.h5 --resume
 says "resumed: "
 expect_code 0 "$ftmpi" verify five.h5 killed.h5
@@ -277,5 +301,17 @@ for form in "1 0 --embedding device" "2 0 --embedding device" "2 1152 --embeddin
     kill $! && wait $!
 done
 expect_code 0 "$ftmpi" inspect --model "$model"
+expect_code 0 "$ftmpi" inspect --json "$model"
+same "$(head -c 1 out)" "{" "begin of what inspect --json prints"
+# The job file of a run is one that plan takes; what a run would refuse in it is refused.
+printf 'model = %s\nprompts = prompts.txt\nmax-tokens = 8\nignore-eos = on\noutput = job.h5\nmemory-limit = 1GiB\n' "$model" >run.ini
+expect_code 0 "$ftmpi" plan --job run.ini --hardware 24GiB@1008,16GiB@288
+says "policy speed, 2 ranks"
+expect_code 0 "$ftmpi" --job run.ini
+expect_code 2 "$ftmpi" plan --job run.ini --max-tokens 8
+says "--max-tokens does not belong"
+printf 'top-p = 3\n' >>run.ini
+expect_code 2 "$ftmpi" plan --job run.ini
+says "run.ini:7: top-p is '3' and must be"
 expect_code 0 "$ftmpi" plan --model "$model" --hardware 24GiB@1008,16GiB@288
 finish

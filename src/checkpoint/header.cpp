@@ -58,7 +58,7 @@ private:
         const auto size = file_.size();
         refuse_foreign();
         if (size < 8)
-            refuse("has " + std::to_string(size) + " bytes, too few for a safetensors header", "an incomplete download?");
+            refuse("has " + counted(size, "byte") + ", too few for a safetensors header", "an incomplete download?");
         std::uint64_t length = 0;
         for (int i = 7; i >= 0; --i) length = length << 8 | std::to_integer<std::uint64_t>(file_.data()[i]);
         if (length > kHeaderLimit)
@@ -67,7 +67,7 @@ private:
         if (length > size - 8)
             refuse("file is " + std::to_string(size) + " bytes, its header needs " + std::to_string(length + 8),
                    "an incomplete download?");
-        if (length < 2) refuse("declares a header of " + std::to_string(length) + " bytes, too few for a JSON object");
+        if (length < 2) refuse("declares a header of " + counted(length, "byte") + ", too few for a JSON object");
         const auto text = file_.text().substr(8, static_cast<std::size_t>(length));
         if (text.substr(0, 3) == "\xef\xbb\xbf") refuse("the header begins with a byte order mark instead of '{'");
         if (text[0] != '{') refuse("the header does not begin with '{'");
@@ -177,7 +177,7 @@ private:
         if (entry.dtype) overflow |= __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size_of(*entry.dtype)), &bytes);
         if (overflow) refuse_tensor(entry.name, "the size of its shape does not fit 64 bits");
         if (entry.dtype && bytes != entry.end - entry.begin)
-            refuse_tensor(entry.name, "dtype and shape need " + std::to_string(bytes) + " bytes, data_offsets " + range(entry) +
+            refuse_tensor(entry.name, "dtype and shape need " + counted(bytes, "byte") + ", data_offsets " + range(entry) +
                                           " span " + std::to_string(entry.end - entry.begin));
     }
 
@@ -201,8 +201,8 @@ private:
                 refuse_tensor(entry.name, "its bytes " + range(entry) + " overlap those of " + in_quotes(previous->name) + " " +
                                               range(*previous));
             if (entry.begin > covered)
-                refuse_tensor(entry.name, std::to_string(entry.begin - covered) + " bytes before its begin " +
-                                              std::to_string(entry.begin) + " belong to no tensor");
+                refuse_tensor(entry.name, counted(entry.begin - covered, "byte") + " before its begin " +
+                                              std::to_string(entry.begin) + (entry.begin - covered == 1 ? " belongs" : " belong") + " to no tensor");
             covered = entry.end;
             previous = &entry;
         }
@@ -211,7 +211,8 @@ private:
                        std::to_string(header.data_offset + covered) + " (last tensor " + in_quotes(previous->name) + ")",
                    "an incomplete download?");
         if (covered < data_bytes_)
-            refuse(std::to_string(data_bytes_ - covered) + " bytes after the last tensor are not covered by the header");
+            refuse(counted(data_bytes_ - covered, "byte") + " after the last tensor " +
+                   (data_bytes_ - covered == 1 ? "is" : "are") + " not covered by the header");
     }
 
     const MappedFile& file_;

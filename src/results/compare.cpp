@@ -5,6 +5,7 @@
 #include <set>
 
 #include "../digest.hpp"
+#include "../error.hpp"
 #include "../results.hpp"
 #include "utf8.hpp"
 
@@ -28,7 +29,7 @@ std::string margins_at(const RequestRecord& a, const RequestRecord& b, std::size
 }
 
 std::string end_of(const RequestRecord& r) {
-    return std::to_string(r.output_ids.size()) + " tokens (" + r.finish_reason +
+    return counted(r.output_ids.size(), "token") + " (" + r.finish_reason +
            (r.error.empty() ? "" : ": " + in_quotes(r.error, 200)) + ")";
 }
 
@@ -105,7 +106,7 @@ std::optional<Difference> compare_results(const StoredRun& a, const StoredRun& b
         }
     }
     if (missing)
-        missing->what += ": the first holds " + std::to_string(a.requests.size()) + " requests, the second " +
+        missing->what += ": the first holds " + counted(a.requests.size(), "request") + ", the second " +
                          std::to_string(b.requests.size()) + "; those in both are equal";
     return missing;
 }

@@ -140,7 +140,7 @@ Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path))
                         path_.string() +
                             (open == Open::existing_or_new ? ": cannot be created: " : ": cannot be opened for writing: ") +
                             reason(error),
-                        "choose an --output in a folder that can be written");
+                        "the result needs a folder that can be written");
         }
         lock();
         struct stat held {
@@ -172,7 +172,7 @@ void Journal::lock() {
     const int error = errno;
     if (error == EAGAIN || error == EACCES)
         throw Error(Exit::failure, path_.string() + ": another process is writing this output",
-                    "wait for it, or choose another --output");
+                    "wait for it, or choose another name for the result");
     if (lock_warning_.empty())
         lock_warning_ = folder_of(path_).string() + ": this file system cannot lock files: " + reason(error) +
                         "; the result is written all the same; to read it there with h5dump or h5py set "
@@ -182,8 +182,8 @@ void Journal::lock() {
 
 void Journal::fail(const std::string& doing, int error) const {
     throw Error(Exit::failure, path_.string() + ": " + doing + ": " + reason(error),
-                records_ > 1 ? "the records before it are safe; make room, then go on with --resume or make the result with "
-                               "`ftmpi recover`"
+                records_ > 1 ? "the records before it are safe; make room, then make the result with `ftmpi recover`; a run also "
+                               "goes on with --resume"
                              : "choose an --output on a disk with room");
 }
 

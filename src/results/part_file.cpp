@@ -18,7 +18,7 @@ namespace {
 void clear_name(const std::filesystem::path& path, bool may_replace) {
     const auto refuse = [&](const std::string& what) {
         throw Error(Exit::usage, path.string() + ": the result is written under this name first, but it " + what,
-                    "move it away, or choose another --output");
+                    "move it away, or choose another name for the result");
     };
     struct stat found {};
     if (::lstat(path.c_str(), &found) != 0) return;
@@ -29,7 +29,7 @@ void clear_name(const std::filesystem::path& path, bool may_replace) {
     if (!may_replace)
         throw Error(Exit::usage,
                     path.string() + ": the result is written under this name first, but it exists and is not replaced unasked",
-                    "--overwrite or --resume replace it where a killed run has left it; or choose another --output");
+                    "--overwrite replaces it where a killed run has left it; or choose another --output");
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
         throw Error(Exit::failure, path.string() + ": cannot be removed: " + reason(errno));
 }
@@ -50,7 +50,7 @@ PartFile::PartFile(std::filesystem::path path, bool may_replace) : path_(std::mo
     struct stat made {};
     if (file_.get() < 0 || ::fstat(file_.get(), &made) != 0)
         throw Error(Exit::failure, path_.string() + ": cannot be created: " + reason(errno),
-                    "choose an --output in a folder that can be written");
+                    "the result needs a folder that can be written");
     device_ = made.st_dev;
     inode_ = made.st_ino;
 }

@@ -25,9 +25,9 @@ fs::path with_suffix(const fs::path& path, const std::string& suffix) { return p
 
 void add_sentence(std::string& text, const std::string& sentence) { text += (text.empty() || sentence.empty() ? "" : "; ") + sentence; }
 
-/// The file that will be written: the end of a symbolic link, in a folder that exists.
-fs::path output_target(const fs::path& path) {
-    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, "--output " + path.string() + ": " + what); };
+/// The file that will be written: the end of a symbolic link, in a folder that exists. Messages begin with `option`.
+fs::path output_target(const fs::path& path, const std::string& option) {
+    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, option + path.string() + ": " + what); };
     if (path.empty() || path.filename().empty() || path.filename() == "." || path.filename() == "..") refuse("names no file");
     std::error_code error;
     const bool link = fs::symlink_status(path, error).type() == fs::file_type::symlink;
@@ -55,7 +55,7 @@ void refuse_other_than_result(const fs::path& target) {
     throw Error(Exit::usage,
                 target.string() + (begins_as_hdf5(target) ? ": is an HDF5 file, but no whole result of ftmpi, and is not replaced"
                                                           : ": is not an HDF5 file, so it is no result and is not replaced"),
-                "choose another --output, or move the file away");
+                "move the file away, or choose another name for the result");
 }
 
 /// The whole records of a journal without their contents.
@@ -151,7 +151,7 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
 }  // namespace
 
 struct ResultFile::State {
-    State(fs::path path, RunRecord record, Existing existing);
+    State(fs::path path, RunRecord record, Existing existing, bool can_resume);
     ~State() {
         // A --resume after --overwrite must know that the old file is not to be gone on from.
         if (!done && indices.empty() && run.replaces.empty()) journal.remove();
@@ -171,14 +171,15 @@ struct ResultFile::State {
     bool nothing_left = false;  ///< the finished file holds all that was asked for and stays as it is; no journal is begun
 };
 
-ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
+ResultFile::State::State(fs::path path, RunRecord record, Existing existing, bool can_resume)
     : given(std::move(path)),
       target([&] {
           check_names(record);
-          auto resolved = output_target(given);
+          auto resolved = output_target(given, "--output ");
           if (existing == Existing::refuse && fs::exists(resolved))
               throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
-                          "add --overwrite to replace it or --resume to go on from it, or choose another --output");
+                          std::string("add --overwrite to replace it") + (can_resume ? " or --resume to go on from it" : "") +
+                              ", or choose another --output");
           if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_result(resolved);
           return resolved;
       }()),
@@ -193,10 +194,10 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
         const bool worth_keeping = !found.indices.empty() || found.end.kind == JournalEnd::Kind::damaged;
         if (existing == Existing::refuse && worth_keeping)
             throw Error(Exit::usage,
-                        journal.path().string() + " holds " + std::to_string(found.indices.size()) +
-                            " finished requests of a run that did not end",
+                        journal.path().string() + " holds " + counted(found.indices.size(), "finished request") +
+                            " of a run that did not end",
                         "`ftmpi recover " + given.string() +
-                            "` makes their result, --resume goes on from them, --overwrite drops them");
+                            "` makes their result, " + (can_resume ? "--resume goes on from them, " : "") + "--overwrite drops them");
         may_replace_part = existing != Existing::refuse;
         try_hdf5(with_suffix(target, ".part"), may_replace_part);
         run.run = std::move(record);
@@ -301,8 +302,8 @@ bool ResultFile::State::keep_as_it_is(const SchemaReader& file) {
     return nothing_left = true;
 }
 
-ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing)
-    : state_(std::make_unique<State>(std::move(path), std::move(run), existing)) {}
+ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing, bool can_resume)
+    : state_(std::make_unique<State>(std::move(path), std::move(run), existing, can_resume)) {}
 ResultFile::~ResultFile() = default;
 
 const fs::path& ResultFile::path() const { return state_->given; }
@@ -331,7 +332,7 @@ void ResultFile::finish(const SummaryRecord& summary, bool interrupted) {
     if (const auto found = index_journal(s.journal); found.indices != s.indices)
         throw Error(Exit::failure,
                     s.journal.path().string() + ": holds " + std::to_string(found.indices.size()) + " of " +
-                        std::to_string(s.indices.size()) + " finished requests: it was changed by another program. " +
+                        counted(s.indices.size(), "finished request") + ": it was changed by another program. " +
                         found.end.note,
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
     write_result(s.journal, s.run, s.target, nullptr, summary, interrupted ? RunEnd::interrupted : RunEnd::by_itself, s.replaceable,
@@ -341,7 +342,7 @@ void ResultFile::finish(const SummaryRecord& summary, bool interrupted) {
 
 std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* note) {
     if (note) note->clear();
-    const fs::path target = output_target(h5);
+    const fs::path target = output_target(h5, "");
     const fs::path journal_path = with_suffix(target, ".journal");
     const bool file_exists = fs::exists(target);
     if (!fs::exists(journal_path))

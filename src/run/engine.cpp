@@ -56,8 +56,8 @@ T of_rank(const std::vector<T>& values, int rank, T otherwise) {
 template <class T>
 void check_count(const std::vector<T>& values, int ranks, const char* option) {
     if (values.size() > 1 && values.size() != static_cast<std::size_t>(ranks))
-        throw Error(Exit::usage, std::string(option) + " names " + std::to_string(values.size()) + " values for " +
-                                     std::to_string(ranks) + " ranks", "give one value for all ranks or one a rank");
+        throw Error(Exit::usage, std::string(option) + " names " + counted(values.size(), "value") + " for " +
+                                     counted(static_cast<std::uint64_t>(ranks), "rank"), "give one value for all ranks or one a rank");
 }
 
 mpi::Transport transport_of(TransportChoice choice) {
@@ -78,8 +78,8 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
         check_count(options.memory_limit, session.size(), "--memory-limit");
         check_count(options.bandwidth, session.size(), "--bandwidth");
         if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
-            throw Error(Exit::usage, "--shares names " + std::to_string(options.shares.size()) + " shares for " +
-                                         std::to_string(session.size()) + " ranks", "give one share a rank");
+            throw Error(Exit::usage, "--shares names " + counted(options.shares.size(), "share") + " for " +
+                                         counted(static_cast<std::uint64_t>(session.size()), "rank"), "give one share a rank");
         checkpoint_.emplace(Checkpoint::open(options.model));
         config_ = load_config(options.model);
         tokenizer_.emplace(Tokenizer::load(options.model));

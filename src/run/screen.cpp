@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../../mpi/signals.hpp"
+#include "../error.hpp"
 #include "json_text.hpp"
 
 namespace ftmpi {
@@ -40,7 +41,8 @@ void Screen::plan(const Engine& engine) const {
 void Screen::resumed(std::size_t finished, bool nothing_left) const {
     if (!shown_ || !finished) return;
     const mpi::StopBound bound(kPrinting);
-    std::fprintf(stderr, "resumed: %zu of %zu requests are finished already%s\n", finished, requests_, nothing_left ? "; nothing to do" : "");
+    std::fprintf(stderr, "resumed: %zu of %s %s finished already%s\n", finished, counted(requests_, "request").c_str(), finished == 1 ? "is" : "are",
+                 nothing_left ? "; nothing to do" : "");
 }
 
 void Screen::loaded(const Engine& engine) const {
@@ -101,11 +103,12 @@ void Screen::summary(const SessionFigures& f, const std::filesystem::path& file,
     if (!shown_) return;
     const mpi::StopBound bound(kPrinting);
     if (f.output_tokens > 0)
-        std::fprintf(stderr, "%lld tokens made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n",
-                     static_cast<long long>(f.output_tokens), f.decode_tokens_per_second, f.step_median_seconds * 1e3,
+        std::fprintf(stderr, "%s made, decode %.1f tokens/s (a step %.2f ms in the median; hashing %s), prefill %.1f tokens/s\n",
+                     counted(static_cast<std::uint64_t>(f.output_tokens), "token").c_str(), f.decode_tokens_per_second, f.step_median_seconds * 1e3,
                      options_.hash.value_or(true) ? "on" : "off", f.prefill_seconds > 0 ? static_cast<double>(f.prompt_tokens) / f.prefill_seconds : 0);
     if (interrupted)
-        std::fprintf(stderr, "interrupted: finished requests are saved, %lld are left; run again with --resume\n", static_cast<long long>(left));
+        std::fprintf(stderr, "interrupted: finished requests are saved, %lld %s left; run again with --resume\n", static_cast<long long>(left),
+                     left == 1 ? "is" : "are");
     std::fprintf(stderr, "results: %s\n", file.c_str());
 }
 

@@ -17,6 +17,8 @@ std::string rank_label(const PlanRequest& request, int rank) {
     return "rank " + std::to_string(rank) + (name.empty() ? "" : " (" + name + ")");
 }
 
+std::string tokens(std::int64_t n) { return counted(static_cast<std::uint64_t>(n), "token"); }
+
 void check(const ModelSizes& sizes, const PlanRequest& request) {
     const auto& config = sizes.config;
     const auto refuse = [](const std::string& what, const std::string& hint = {}) { throw Error(Exit::usage, what, hint); };
@@ -29,8 +31,7 @@ void check(const ModelSizes& sizes, const PlanRequest& request) {
                "max_position_embeddings allows --context " + std::to_string(config.max_positions) + " at most");
     if (request.policy == Policy::shares) {
         if (request.shares.size() != request.ranks.size())
-            refuse("--shares names " + std::to_string(request.shares.size()) + " shares for " +
-                       std::to_string(request.ranks.size()) + " ranks",
+            refuse("--shares names " + counted(request.shares.size(), "share") + " for " + counted(request.ranks.size(), "rank"),
                    "give one share a rank; 0 leaves a rank without rows");
         double sum = 0;
         for (const double share : request.shares) {
@@ -43,8 +44,8 @@ void check(const ModelSizes& sizes, const PlanRequest& request) {
         if (!std::isfinite(rank.gb_per_s) || rank.gb_per_s < 0)
             refuse("a bandwidth must be a number from 0 (unknown) on, not " + std::to_string(rank.gb_per_s));
     if (sizes.layers.size() != config.layers.size())
-        throw Error(Exit::bad_input, "the checkpoint has " + std::to_string(sizes.layers.size()) +
-                                         " layers and config.json names " + std::to_string(config.layers.size()));
+        throw Error(Exit::bad_input, "the checkpoint has " + counted(sizes.layers.size(), "layer") +
+                                         " and config.json names " + std::to_string(config.layers.size()));
 }
 
 /// Shares of `cut` in the form --shares takes, if the cut they give holds `context` too.
@@ -66,18 +67,21 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
 /// The error of a cut that does not hold `context`: what each rank lacks, and what would fit.
 [[noreturn]] void refuse(const Problem& problem, const Candidate& cut, std::int64_t context) {
     const auto& request = problem.request;
-    std::string what = "a context of " + std::to_string(context) + " tokens does not fit";
+    std::string what = "a context of " + tokens(context) + " does not fit";
     if (request.context == 0) what = "the model does not fit";
     std::uint64_t needed_all = 0, available_all = 0;
     for (int r = 0; r < problem.ranks(); ++r) {
         const auto needed = cut.costs[static_cast<std::size_t>(r)].at(context).total();
         const auto available = request.ranks[static_cast<std::size_t>(r)].bytes;
-        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + shard::mebibytes(needed) + " MiB, has " +
-                shard::mebibytes(available) + " MiB";
-        if (needed > available) what += ", misses " + shard::mebibytes(needed - available) + " MiB";
+        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + shard::size_text(needed, " ") + ", has " +
+                shard::size_text(available, " ");
+        if (const auto fixed = request.ranks[static_cast<std::size_t>(r)].fixed; needed > available && fixed)
+            what += " beside the " + shard::size_text(fixed, " ") + " that a GPU's driver takes";
+        if (needed > available) what += ", misses " + shard::size_text(needed - available, " ");
     }
 
     std::vector<std::string> ways;
+    if (!request.size_hint.empty()) ways.push_back(request.size_hint);
     const auto capacity = cut.capacity(problem);
     const auto best = cut_for_memory(problem);
     const auto best_capacity = best.capacity(problem);
@@ -103,10 +107,11 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
                 ways.push_back(rank_label(request, r) + " cannot hold even what every rank needs; leave it out");
         }
         if (needed_all > available_all) missing = needed_all - available_all;
-        ways.push_back("no cut fits: all ranks together miss " + shard::mebibytes(missing) + " MiB");
+        ways.push_back((problem.ranks() == 1 ? "no cut fits: the rank misses " : "no cut fits: all ranks together miss ") +
+                       shard::size_text(missing, " "));
         if (!request.embedding_on_host) ways.push_back("the embedding can stay in host memory");
     }
-    if (request.slots > 1) ways.push_back("a smaller --batch needs less");
+    if (request.slots > 1) ways.push_back(request.slots_hint);
     if (size_of(request.kv) > 1 && capacity >= 1) ways.push_back("--kv fp8 needs less");
     std::string hint;
     for (const auto& way : ways) hint += (hint.empty() ? "" : "; ") + way;
@@ -125,9 +130,9 @@ void note_replicas(const ModelSizes& sizes, ShardPlan& plan) {
     if (copies > 0) {
         const auto cache =
             static_cast<std::uint64_t>(copies * 2 * plan.context * config.head_dim * plan.slots) * size_of(plan.kv);
-        plan.notes.push_back("query heads of one key/value head lie on several ranks: " + std::to_string(copies) +
-                             " copies beside the " + std::to_string(heads) + " key/value heads of all layers, " +
-                             shard::mebibytes(cache) + " MiB of cache");
+        plan.notes.push_back("query heads of one key/value head lie on several ranks: " + counted(static_cast<std::uint64_t>(copies), "copy", "copies") +
+                             " beside the " + counted(static_cast<std::uint64_t>(heads), "key/value head") + " of all layers, " +
+                             shard::size_text(cache, " ") + " of cache");
     }
     if (plan.whole_kv_groups && heads > 0)
         plan.notes.push_back("attention is cut between key/value heads only, so that no part of the cache is held twice");
@@ -179,10 +184,10 @@ ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request) {
         int full = 0;
         for (int r = 1; r < plan.ranks; ++r)
             if (cut.capacity(problem, r) < cut.capacity(problem, full)) full = r;
-        plan.notes.push_back("the context is limited to " + std::to_string(capacity) + " tokens by the memory of " +
+        plan.notes.push_back("the context is limited to " + tokens(capacity) + " by the memory of " +
                              rank_label(request, full));
     } else if (request.context == 0) {
-        plan.notes.push_back("the context is max_position_embeddings, " + std::to_string(plan.context) + " tokens");
+        plan.notes.push_back("the context is max_position_embeddings, " + tokens(plan.context));
     }
     if (!problem.timed && plan.ranks > 1) plan.notes.push_back("no bandwidth is known: all ranks count as equally fast");
     note_ranks(request, plan);

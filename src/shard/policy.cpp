@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "../error.hpp"
 #include "text.hpp"
 
 namespace ftmpi::shard {
@@ -278,7 +279,7 @@ Candidate choose_cut(Problem& problem) {
     if (request.policy == Policy::speed) {
         const auto wanted = request.context ? request.context : std::min(most, kSpeedContext);
         if (auto cut = fastest(problem, wanted)) return *cut;
-        problem.notes.push_back("no cut by bandwidth holds " + std::to_string(wanted) + " tokens: cut for memory instead");
+        problem.notes.push_back("no cut by bandwidth holds " + counted(static_cast<std::uint64_t>(wanted), "token") + ": cut for memory instead");
     }
     return cut_for_memory(problem);
 }

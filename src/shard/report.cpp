@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "../error.hpp"
 #include "../shard.hpp"
 #include "text.hpp"
 
@@ -11,6 +12,8 @@ namespace {
 
 using shard::mebibytes;
 using shard::number;
+
+std::string count_of(std::int64_t n, const char* one) { return counted(static_cast<std::uint64_t>(n), one); }
 
 std::string_view name_of(Policy policy) {
     switch (policy) {
@@ -154,10 +157,9 @@ std::string json_ranges(const std::vector<Range>& ranges) {
 
 std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     const auto& config = sizes.config;
-    std::string text = "Plan: policy " + std::string(name_of(plan.policy)) + ", " + std::to_string(plan.ranks) +
-                       (plan.ranks == 1 ? " rank, " : " ranks, ") + std::to_string(plan.slots) + " x " +
-                       std::to_string(plan.context) + " tokens, " + std::string(name_of(plan.kv)) + " cache, steps of " +
-                       std::to_string(plan.prefill_rows) + " rows, embedding " +
+    std::string text = "Plan: policy " + std::string(name_of(plan.policy)) + ", " + count_of(plan.ranks, "rank") + ", " +
+                       std::to_string(plan.slots) + " x " + count_of(plan.context, "token") + ", " + std::string(name_of(plan.kv)) +
+                       " cache, steps of " + count_of(plan.prefill_rows, "row") + ", embedding " +
                        (plan.embedding_on_host ? "in host memory" : "on every rank") + "\n\nMemory in MiB\n";
 
     Table memory;
@@ -205,13 +207,13 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     text += time.text();
     if (plan.seconds_per_token > 0) {
         text += wrapped("all: " + shard::milliseconds(plan.seconds_per_token) + ", " + number(1 / plan.seconds_per_token, 1) +
-                        " tokens/s; in it " + std::to_string(plan.exchanges) + " gathers of " +
+                        " tokens/s; in it " + count_of(plan.exchanges, "gather") + " of " +
                         number(plan.exchange_seconds * 1e6, 1) + " us") +
                 "\n";
     }
     text += plan.context_capacity == kUnlimitedContext ? "\nCapacity: nothing grows with the context"
-                                                       : "\nCapacity: the caches could hold " + std::to_string(plan.context_capacity) +
-                                                             " tokens a sequence, " + std::to_string(plan.context_capacity * plan.slots) + " in all";
+                                                       : "\nCapacity: the caches could hold " + count_of(plan.context_capacity, "token") +
+                                                             " a sequence, " + std::to_string(plan.context_capacity * plan.slots) + " in all";
     text += "; this model takes sequences of up to " + std::to_string(sizes.config.max_positions) + "\n";
     for (const auto& note : plan.notes) text += wrapped("- " + note) + "\n";
     return text;

@@ -219,8 +219,8 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
             unknown.push_back(name);
         }
     }
-    if (odd_scales) notes_.push_back(std::to_string(odd_scales) + " activation scales are not finite; they are not used");
-    if (cache_scales) notes_.push_back(std::to_string(cache_scales) + " scales of an FP8 cache are stored; --kv fp8 uses them, other caches need none");
+    if (odd_scales) notes_.push_back(counted(static_cast<std::uint64_t>(odd_scales), "activation scale") + (odd_scales == 1 ? " is" : " are") + " not finite and not used");
+    if (cache_scales) notes_.push_back(counted(static_cast<std::uint64_t>(cache_scales), "scale") + " of an FP8 cache " + (cache_scales == 1 ? "is" : "are") + " stored; --kv fp8 uses what is there, other caches need none");
     r.finish(unknown);
 
     for (std::size_t i = 0; i < layers_.size(); ++i) {
