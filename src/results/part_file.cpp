@@ -18,7 +18,7 @@ namespace {
 void clear_name(const std::filesystem::path& path, bool may_replace) {
     const auto refuse = [&](const std::string& what) {
         throw Error(Exit::usage, path.string() + ": the result is written under this name first, but it " + what,
-                    "move it away, or choose another --output");
+                    "move it away, or take another name for the result");
     };
     struct stat found {};
     if (::lstat(path.c_str(), &found) != 0) return;
@@ -38,10 +38,16 @@ void clear_name(const std::filesystem::path& path, bool may_replace) {
 
 bool begins_as_hdf5(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    const auto cannot = [&](const std::string& be_done, int error) {
+        throw Error(Exit::bad_input, path.string() + ": cannot be " + be_done + ": " + reason(error));
+    };
     struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) cannot("opened", errno);
+    if (!S_ISREG(status.st_mode)) return false;
     std::array<char, 8> begin{};
-    return read_all(file.get(), begin.data(), begin.size(), 0) == 0 && std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) == 0;
+    const int error = read_all(file.get(), begin.data(), begin.size(), 0);
+    if (error > 0) cannot("read", error);
+    return error == 0 && std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) == 0;
 }
 
 PartFile::PartFile(std::filesystem::path path, bool may_replace) : path_(std::move(path)) {
@@ -50,7 +56,7 @@ PartFile::PartFile(std::filesystem::path path, bool may_replace) : path_(std::mo
     struct stat made {};
     if (file_.get() < 0 || ::fstat(file_.get(), &made) != 0)
         throw Error(Exit::failure, path_.string() + ": cannot be created: " + reason(errno),
-                    "choose an --output in a folder that can be written");
+                    "the result needs a folder that can be written");
     device_ = made.st_dev;
     inode_ = made.st_ino;
 }
