@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,8 +64,10 @@ public:
 
     /// Checks that `path` can be written, before any work: its folder, an existing file (refused unless asked for), HDF5
     /// locking, a journal of an earlier run. With Existing::resume the finished requests of a journal or a finished file
-    /// with the same identity are kept; a file that --overwrite was given for before stays one to be replaced. Throws Error.
-    ResultFile(std::filesystem::path path, RunRecord run, Existing existing);
+    /// with the same identity are kept; a file that --overwrite was given for before stays one to be replaced. Indices that are
+    /// kept are below `prompts`. Throws Error.
+    ResultFile(std::filesystem::path path, RunRecord run, Existing existing,
+               std::int64_t prompts = std::numeric_limits<std::int64_t>::max());
     ~ResultFile();
 
     const std::filesystem::path& path() const;

@@ -166,8 +166,9 @@ Exit run_command(const Options& options, mpi::Session& session) {
         results = std::make_unique<ResultFile>(output_of(options, "ftmpi"), record_of(engine, prompts_digest(requests), start),
                                                options.resume      ? ResultFile::Existing::resume
                                                : options.overwrite ? ResultFile::Existing::overwrite
-                                                                   : ResultFile::Existing::refuse);
-        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+                                                                   : ResultFile::Existing::refuse,
+                                               static_cast<std::int64_t>(requests.size()));
+        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
         finished_text = std::to_string(results->failed_before()) + "\n";
         for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
     }, true);

@@ -26,8 +26,8 @@ fs::path with_suffix(const fs::path& path, const std::string& suffix) { return p
 void add_sentence(std::string& text, const std::string& sentence) { text += (text.empty() || sentence.empty() ? "" : "; ") + sentence; }
 
 /// The file that will be written: the end of a symbolic link, in a folder that exists.
-fs::path output_target(const fs::path& path) {
-    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, "--output " + path.string() + ": " + what); };
+fs::path output_target(const fs::path& path, const std::string& option) {
+    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, option + path.string() + ": " + what); };
     if (path.empty() || path.filename().empty() || path.filename() == "." || path.filename() == "..") refuse("names no file");
     std::error_code error;
     const bool link = fs::symlink_status(path, error).type() == fs::file_type::symlink;
@@ -55,7 +55,7 @@ void refuse_other_than_result(const fs::path& target) {
     throw Error(Exit::usage,
                 target.string() + (begins_as_hdf5(target) ? ": is an HDF5 file, but no whole result of ftmpi, and is not replaced"
                                                           : ": is not an HDF5 file, so it is no result and is not replaced"),
-                "choose another --output, or move the file away");
+                "take another name for the result, or move the file away");
 }
 
 /// The whole records of a journal without their contents.
@@ -151,12 +151,12 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
 }  // namespace
 
 struct ResultFile::State {
-    State(fs::path path, RunRecord record, Existing existing);
+    State(fs::path path, RunRecord record, Existing existing, std::int64_t prompts);
     ~State() {
         // A --resume after --overwrite must know that the old file is not to be gone on from.
         if (!done && indices.empty() && run.replaces.empty()) journal.remove();
     }
-    void keep_earlier(JournalIndex& found);
+    void keep_earlier(JournalIndex& found, std::int64_t prompts);
 
     fs::path given, target;
     Journal journal;
@@ -168,11 +168,11 @@ struct ResultFile::State {
     bool may_replace_part = false, done = false;
 };
 
-ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
+ResultFile::State::State(fs::path path, RunRecord record, Existing existing, std::int64_t prompts)
     : given(std::move(path)),
       target([&] {
           check_names(record);
-          auto resolved = output_target(given);
+          auto resolved = output_target(given, "--output ");
           if (existing == Existing::refuse && fs::exists(resolved))
               throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
                           "add --overwrite to replace it or --resume to go on from it, or choose another --output");
@@ -200,7 +200,7 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
         run.journal_id = new_journal_id(run.run);
         if (file_exists && existing != Existing::refuse) replaceable = fingerprint(target);
         if (existing == Existing::resume) {
-            keep_earlier(found);
+            keep_earlier(found, prompts);
         } else {
             run.replaces = replaceable;
             journal.start(run);
@@ -212,12 +212,17 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing)
     finished.assign(indices.begin(), indices.end());
 }
 
-void ResultFile::State::keep_earlier(JournalIndex& found) {
+void ResultFile::State::keep_earlier(JournalIndex& found, std::int64_t prompts) {
     const auto need_same = [&](const fs::path& from, const std::string& identity) {
         const std::string difference = identity_difference(identity, run.run.identity);
         if (!difference.empty())
             throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
                         "give the same model, prompts and options, or choose another --output");
+    };
+    const auto need_asked = [&](const fs::path& from, std::int64_t last) {
+        if (last >= prompts)
+            throw Error(Exit::bad_input, "--resume: " + from.string() + " holds request " + std::to_string(last) + ", but there " +
+                                             (prompts == 1 ? "is 1 prompt" : "are " + std::to_string(prompts) + " prompts"));
     };
     const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
     const bool keeps_file = found.first && found.first->keeps_file;
@@ -247,12 +252,17 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
                     "move it away, then --resume again");
     }
     if (from_journal || replaces) need_same(journal.path(), found.last->run.identity);
+    if (from_journal) need_asked(journal.path(), *found.indices.rbegin());
     run.session = from_journal ? found.last->session + 1 : 0;
     if (file) {
         const JournalRun before = file->run();
         need_same(target, before.run.identity);
-        if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
+        if (!file->indices().empty()) {
+            need_asked(target, file->indices().back());
+            run.session = std::max(run.session, before.session + 1);
+        }
     }
+    if (!is_session(run.session)) throw Error(Exit::bad_input, "--resume: " + given.string() + " was resumed too often");
     if (replaces) add_sentence(warning, given.string() + " will be replaced, as --overwrite asked before");
     if (from_journal) {
         add_sentence(warning, found.end.note);
@@ -277,8 +287,8 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     indices.merge(found.indices);
 }
 
-ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing)
-    : state_(std::make_unique<State>(std::move(path), std::move(run), existing)) {}
+ResultFile::ResultFile(fs::path path, RunRecord run, Existing existing, std::int64_t prompts)
+    : state_(std::make_unique<State>(std::move(path), std::move(run), existing, prompts)) {}
 ResultFile::~ResultFile() = default;
 
 const fs::path& ResultFile::path() const { return state_->given; }
@@ -306,12 +316,12 @@ void ResultFile::finish(const SummaryRecord& summary) {
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
     write_result(s.journal, s.run, s.target, nullptr, summary, true, s.replaceable, s.may_replace_part);
     s.done = true;
-    if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
+    if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", printable(note).c_str());
 }
 
 std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* note) {
     if (note) note->clear();
-    const fs::path target = output_target(h5);
+    const fs::path target = output_target(h5, "");
     const fs::path journal_path = with_suffix(target, ".journal");
     const bool file_exists = fs::exists(target);
     if (!fs::exists(journal_path))
