@@ -12,10 +12,12 @@ namespace ftmpi {
 
 namespace {
 
+// What comes from a file is printable() here: it must not move the cursor or forge a line.
+
 /// What was asked for or computed with, where the two runs differ: context for a difference, and a caution beside an equality.
 void print_settings(const StoredRun& a, const StoredRun& b) {
     const std::string identity = identity_difference(a.run.identity, b.run.identity);
-    if (!identity.empty()) std::cout << "note: the runs were asked for different things: " << identity << '\n';
+    if (!identity.empty()) std::cout << "note: the runs were asked for different things: " << printable(identity) << '\n';
     const auto concerns = [](const std::string& key) {
         for (const char* word : {"numerics", "model", "hash", "kv"})
             if (key.find(word) != std::string::npos) return true;
@@ -25,12 +27,13 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
     for (const auto& [key, value] : a.run.attributes) {
         const auto other = others.find(key);
         if (concerns(key) && other != others.end() && other->second != value)
-            std::cout << "note: " << key << " is " << value << " in the first, " << other->second << " in the second\n";
+            std::cout << "note: " << printable(key) << " is " << printable(value) << " in the first, " << printable(other->second)
+                      << " in the second\n";
     }
 }
 
 void print_incomplete(const std::string& file, const StoredRun& run) {
-    if (!run.complete) std::cout << "note: " << file << " was recovered from a run that did not end\n";
+    if (!run.complete) std::cout << "note: " << printable(file) << " was recovered from a run that did not end\n";
 }
 
 bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(); }
@@ -49,7 +52,7 @@ int verify_command(const Options& options) {
     print_incomplete(file_b, b);
     print_settings(a, b);
     if (const auto difference = compare_results(a, b)) {
-        std::cout << "different: " << difference->what << '\n';
+        std::cout << "different: " << printable(difference->what) << '\n';
         return static_cast<int>(Exit::different);
     }
 
@@ -71,7 +74,7 @@ int verify_command(const Options& options) {
         };
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
         std::cout << "equal tokens: " << counts << "; the logits of " << not_hashed
-                  << " requests were not compared: hashing was off in " << where << '\n';
+                  << " requests were not compared: hashing was off in " << printable(where) << '\n';
     } else {
         std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';
     }
