@@ -13,18 +13,6 @@ namespace ftmpi::hdf5 {
 
 namespace {
 
-/// Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
-/// could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler. A file that is read must
-/// not decide what else is opened: no link to another file is followed, and no filter that it names is looked for and loaded.
-void set_up_library() {
-    static const bool done = [] {
-        H5dont_atexit();
-        return H5open() >= 0 && H5Lunregister(H5L_TYPE_EXTERNAL) >= 0 && H5PLset_loading_state(0) >= 0;
-    }();
-    if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-}
-
 /// The innermost entry of the error stack: an errno in words where the entry has one.
 std::string innermost_error() {
     std::string text;
@@ -73,6 +61,18 @@ void need_own_member(const Object& group, const std::string& name, H5L_type_t li
 }
 
 }  // namespace
+
+void set_up_library() {
+    // Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
+    // could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler. A file that is read must
+    // not decide what else is opened: no link to another file is followed, and no filter that it names is looked for and loaded.
+    static const bool done = [] {
+        H5dont_atexit();
+        return H5open() >= 0 && H5Lunregister(H5L_TYPE_EXTERNAL) >= 0 && H5PLset_loading_state(0) >= 0;
+    }();
+    if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
 
 void fail(const Object& at, const std::string& what) {
     const std::string error = innermost_error();

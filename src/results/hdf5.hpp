@@ -62,6 +62,8 @@ inline void check(const Object& at, herr_t status, const std::string& what) {
     if (status < 0) fail(at, what);
 }
 
+/// Done by the two below too. Before try_reading, so that its child, which must not call MPI, does not start a parallel library.
+void set_up_library();
 /// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
 Id create_file(const std::filesystem::path& path);
 /// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the library.

@@ -49,6 +49,7 @@ bool is_result(const std::filesystem::path& path) {
     // Without HDF5, which may be told by its environment to respect locks of other programs.
     if (is_sealed(path)) return true;
     const auto bytes = std::filesystem::file_size(path);
+    set_up_library();
     return try_reading(path, reading_seconds(0), [&] {
         try {
             const Object root{open_file(path), path.string(), "", Exit::bad_input, bytes};
@@ -62,6 +63,7 @@ bool is_result(const std::filesystem::path& path) {
 SchemaReader::SchemaReader(const std::filesystem::path& path) {
     check_is_hdf5(path);
     check_seal(path);
+    set_up_library();
     // All that any of the calls below reads, but for the logits' values: these lie in one piece and are read as they are.
     try_reading(path, reading_seconds(std::filesystem::file_size(path)), [&] {
         SchemaReader tried;

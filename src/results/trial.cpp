@@ -105,7 +105,7 @@ std::string listen(int from, std::uint64_t seconds, bool& in_time) {
 
 }  // namespace
 
-std::uint64_t reading_seconds(std::uint64_t file_bytes) { return std::min<std::uint64_t>(2 + file_bytes / 1'000'000, 3600); }
+std::uint64_t reading_seconds(std::uint64_t file_bytes) { return std::min<std::uint64_t>(2 + file_bytes / 500'000, 3600); }
 
 bool try_reading(const std::filesystem::path& path, std::uint64_t seconds, const std::function<bool()>& read) {
     const auto cannot = [&](int error) {
