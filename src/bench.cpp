@@ -195,7 +195,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         record.attributes.emplace_back("cases_asked", names.substr(1));
         results = std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), std::move(record),
                                                options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse, false);
-        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
     }, true);
 
     // Before the weights, while there is memory to read.

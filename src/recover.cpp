@@ -15,8 +15,8 @@ int recover_command(const Options& options) {
         if (file.ends_with(".journal")) file.resize(file.size() - 8);
         std::string note;
         const auto requests = recover_results(file, options.overwrite, &note);
-        std::cout << file << ": " << counted(static_cast<std::uint64_t>(requests), "request") << " recovered"
-                  << (note.empty() ? "" : "; " + note) << std::endl;
+        std::cout << printable(file) << ": " << counted(static_cast<std::uint64_t>(requests), "request") << " recovered"
+                  << (note.empty() ? "" : "; " + printable(note)) << std::endl;
     }
     return static_cast<int>(Exit::ok);
 }

@@ -172,7 +172,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
                                                options.resume      ? ResultFile::Existing::resume
                                                : options.overwrite ? ResultFile::Existing::overwrite
                                                                    : ResultFile::Existing::refuse);
-        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", results->warning().c_str());
+        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
         nothing_left = results->nothing_left();
         finished_text = std::to_string(results->failed_before()) + "\n";
         for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";

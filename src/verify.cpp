@@ -13,6 +13,8 @@ namespace ftmpi {
 
 namespace {
 
+// What comes from a file is printable() here: it must not move the cursor or forge a line.
+
 /// What was asked for or computed with, where the two runs differ: context for a difference, and a caution beside an equality.
 void print_settings(const StoredRun& a, const StoredRun& b) {
     std::set<std::string> said;
@@ -35,7 +37,7 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
 
 void print_incomplete(const std::string& file, const StoredRun& run) {
     if (run.complete) return;
-    std::cout << "note: " << file << (run.recovered ? " was recovered from a run that did not end" : " is of a run that was interrupted");
+    std::cout << "note: " << printable(file) << (run.recovered ? " was recovered from a run that did not end" : " is of a run that was interrupted");
     if (run.run.requests_asked > 0) std::cout << ": it holds " << run.requests.size() << " of the " << run.run.requests_asked << " requests asked for";
     std::cout << '\n';
 }
@@ -56,7 +58,7 @@ int verify_command(const Options& options) {
     print_incomplete(file_b, b);
     print_settings(a, b);
     if (const auto difference = compare_results(a, b)) {
-        std::cout << "different: " << difference->what << '\n';
+        std::cout << "different: " << printable(difference->what) << '\n';
         return static_cast<int>(Exit::different);
     }
 
@@ -77,7 +79,7 @@ int verify_command(const Options& options) {
                                [](const auto& r) { return hashed(r) || r.output_ids.empty(); });
         };
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
-        std::cout << "equal tokens (the logits of " << counted(static_cast<std::uint64_t>(not_hashed), "request") << " were not compared: hashing was off in " << where << "): " << counts
+        std::cout << "equal tokens (the logits of " << counted(static_cast<std::uint64_t>(not_hashed), "request") << " were not compared: hashing was off in " << printable(where) << "): " << counts
                   << '\n';
     } else {
         std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';

@@ -31,6 +31,26 @@ same "$(find tmp -type f | wc -l)" 0 "files left in the folder for temporary fil
 same "$(cd cwd && echo ftmpi-*.h5 | wc -w)" 1 "results in the current folder"
 rm -f cwd/ftmpi-*.h5
 
+# --- what a result file holds, and what it is called, is printed as text ----------------------------------------------------------
+mkdir odd && (
+    failed=0
+    cd odd
+    name=$'m\x1b[31m\nequal: 9 requests'
+    ln -s ../m "$name"
+    expect_code 0 "$ftmpi" --model "$name" --prompts ../p.txt --output $'b\x1b[2J.h5' --max-tokens 4
+    expect_code 0 "$ftmpi" verify ../res/a.h5 $'b\x1b[2J.h5'
+    says 'm\x1b[31m\x0aequal: 9 requests in the second'
+    same "$(grep -c ^equal "$work/out")" 1 "lines that begin with equal"
+    "$ftmpi" --model "$name" --prompts ../p.txt --output $'c\x1b[2J.h5' >"$work/out" 2>"$work/err" </dev/null &
+    for _ in $(seq 200); do [ -e $'c\x1b[2J.h5.journal' ] && break; sleep 0.02; done
+    kill -9 $!
+    wait $! 2>/dev/null
+    "$ftmpi" recover $'c\x1b[2J.h5' >"$work/out.2" 2>"$work/err.2"
+    same "$(cat "$work"/out "$work"/out.2 "$work"/err.2 | grep -c $'\x1b')" 0 "lines with an escape character"
+    exit "$failed"
+) || bad "odd names"
+rm -rf odd out.2 err.2
+
 # --- the same by the system calls: what is opened, what is changed, what is started ---------------------------------------------
 if command -v strace >/dev/null && strace -f -e trace=execve -o trace true 2>/dev/null; then
     mkdir decoy && cp "$root/data/tiny-nvfp4/config.json" decoy

@@ -1,26 +1,17 @@
 #include "hdf5.hpp"
 
+#include <fcntl.h>
+
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "disk.hpp"
 
 namespace ftmpi::hdf5 {
 
 namespace {
-
-/// Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
-/// could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler.
-void set_up_library() {
-    static const bool done = [] {
-        H5dont_atexit();
-        return H5open() >= 0;
-    }();
-    if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-}
 
 /// The innermost entry of the error stack: an errno in words where the entry has one.
 std::string innermost_error() {
@@ -60,12 +51,35 @@ Id file_access() {
     return fapl;
 }
 
+std::string named(const Object& at) { return at.file + ": " + (at.path.empty() ? "" : at.path + ": "); }
+
+void need_own_member(const Object& group, const std::string& name, H5L_type_t link) {
+    const Object member{{}, group.file, group.path + "/" + name, group.code};
+    if (name.empty() || name == "." || name.find('/') != std::string::npos) refuse(member, "has a name that nothing in a result has");
+    if (link == H5L_TYPE_SOFT) refuse(member, "is a soft link, which no result holds");
+    if (link != H5L_TYPE_HARD) refuse(member, "holds data outside the file (an external link)");
+}
+
 }  // namespace
+
+void set_up_library() {
+    // Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
+    // could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler. A file that is read must
+    // not decide what else is opened: no link to another file is followed, and no filter that it names is looked for and loaded.
+    static const bool done = [] {
+        H5dont_atexit();
+        return H5open() >= 0 && H5Lunregister(H5L_TYPE_EXTERNAL) >= 0 && H5PLset_loading_state(0) >= 0;
+    }();
+    if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
 
 void fail(const Object& at, const std::string& what) {
     const std::string error = innermost_error();
-    throw Error(at.code, at.file + ": " + (at.path.empty() ? "" : at.path + ": ") + what + ": " + error, hint_for(error));
+    throw Error(at.code, named(at) + what + ": " + error, hint_for(error));
 }
+
+void refuse(const Object& at, const std::string& what, const std::string& hint) { throw Error(at.code, named(at) + what, hint); }
 
 Id create_file(const std::filesystem::path& path) {
     set_up_library();
@@ -95,9 +109,9 @@ void check_is_hdf5(const std::filesystem::path& path) {
     if (error) bad("cannot be read: " + error.message());
     if (!std::filesystem::is_regular_file(status)) bad("is not a regular file");
     std::array<char, 8> begin{};
-    std::ifstream file(path, std::ios::binary);
-    if (!file) bad("cannot be opened for reading");
-    file.read(begin.data(), begin.size());
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (file.get() < 0) bad("cannot be opened: " + reason(errno));
+    if (const int failed = read_all(file.get(), begin.data(), begin.size(), 0); failed > 0) bad("cannot be read: " + reason(failed));
     if (std::memcmp(begin.data(), "ftmpi jo", 8) == 0)
         bad("is a journal, not a result file", "`ftmpi recover FILE.h5` makes the result FILE.h5 from FILE.h5.journal");
     if (std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) != 0) bad("is not an HDF5 file");
@@ -142,27 +156,38 @@ Object create_group(const Object& parent, const std::string& name) {
 
 Object open_group(const Object& parent, const std::string& name) {
     Object group{{}, parent.file, parent.path + "/" + name, parent.code, parent.file_bytes};
-    if (!has_member(parent, name)) throw Error(parent.code, parent.file + ": " + group.path + ": this group is missing");
+    if (!has_member(parent, name)) refuse(group, "this group is missing");
     group.id = {H5Gopen2(parent.id.get(), name.c_str(), H5P_DEFAULT), H5Gclose};
     if (group.id.get() < 0) fail(group, "cannot be opened as a group");
     return group;
 }
 
 bool has_member(const Object& group, const std::string& name) {
-    return H5Lexists(group.id.get(), name.c_str(), H5P_DEFAULT) > 0;
+    need_own_member(group, name, H5L_TYPE_HARD);  // the name, before the library takes it for a path
+    if (H5Lexists(group.id.get(), name.c_str(), H5P_DEFAULT) <= 0) return false;
+    H5L_info_t link{};
+    check(group, H5Lget_info(group.id.get(), name.c_str(), &link, H5P_DEFAULT), name + " cannot be looked up");
+    need_own_member(group, name, link.type);
+    return true;
 }
 
 std::vector<std::string> members(const Object& group) {
-    std::vector<std::string> names;
-    const auto add = [](hid_t, const char* name, const auto*, void* to) -> herr_t {
-        static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+    using Links = std::vector<std::pair<std::string, H5L_type_t>>;
+    Links links;
+    const auto add = [](hid_t, const char* name, const auto* link, void* to) -> herr_t {
+        static_cast<Links*>(to)->emplace_back(name, link->type);
         return 0;
     };
     // A copy made by another tool may not have kept the order of creation.
-    if (H5Literate(group.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &names) < 0) {
-        names.clear();
-        check(group, H5Literate(group.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &names),
+    if (H5Literate(group.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &links) < 0) {
+        links.clear();
+        check(group, H5Literate(group.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &links),
               "its members cannot be listed");
+    }
+    std::vector<std::string> names;
+    for (const auto& [name, link] : links) {
+        need_own_member(group, name, link);
+        names.push_back(name);
     }
     return names;
 }

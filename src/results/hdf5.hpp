@@ -51,6 +51,8 @@ struct Object {
 
 /// Throws Error: "FILE: /object: WHAT: the innermost entry of HDF5's error stack".
 [[noreturn]] void fail(const Object& at, const std::string& what);
+/// The same for what the library has read without an error: "FILE: /object: WHAT".
+[[noreturn]] void refuse(const Object& at, const std::string& what, const std::string& hint = {});
 
 inline Id checked(const Object& at, Id id, const std::string& what) {
     if (id.get() < 0) fail(at, what);
@@ -60,11 +62,14 @@ inline void check(const Object& at, herr_t status, const std::string& what) {
     if (status < 0) fail(at, what);
 }
 
+/// Done by the two below too. Before try_reading, so that its child, which must not call MPI, does not start a parallel library.
+void set_up_library();
 /// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
 Id create_file(const std::filesystem::path& path);
 /// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the library.
 void check_is_hdf5(const std::filesystem::path& path);
-/// An existing file, for reading. The library may crash on a damaged file: only for one that is known to be whole.
+/// An existing file, for reading. The library may crash on a damaged file, also on one whose seal is right: only inside
+/// try_reading, or after it.
 Id open_file(const std::filesystem::path& path);
 
 /// "1.10.8 (serial)": the library in use, and how its headers were built.
@@ -72,8 +77,9 @@ std::string library_version();
 
 Object create_group(const Object& parent, const std::string& name);
 Object open_group(const Object& parent, const std::string& name);
+/// Only hard links are members: any other leads out of the file or to another name, and is refused, as is a name that is a path.
 bool has_member(const Object& group, const std::string& name);
-/// Names of members, in the order of their creation.
+/// Names of members, in the order of their creation; refuses what has_member refuses.
 std::vector<std::string> members(const Object& group);
 
 /// Text up to this many bytes may be an attribute (the library's limit for an object header is 64 KiB).
@@ -113,5 +119,7 @@ std::string read_hashes(const Object& at, const std::string& name);
 /// The elements; `dims`, if given, gets the shape.
 template <class T>
 std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims = nullptr);
+/// The shape of float32 values that are stored as they are in memory, so that reading them copies bytes and does nothing else.
+std::vector<hsize_t> shape_of_floats(const Object& at, const std::string& name);
 
 }  // namespace ftmpi::hdf5

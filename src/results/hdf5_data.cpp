@@ -110,22 +110,31 @@ struct Stored {
     std::size_t elements = 1;
 };
 
+/// Data lies in the file, in one piece, as we write it. Chunks with their index and their filters never were ours.
+void need_own_data(const Object& dataset) {
+    const Id list =
+        checked(dataset, {H5Dget_create_plist(dataset.id.get()), H5Pclose}, "how it is stored cannot be read");
+    const H5D_layout_t layout = H5Pget_layout(list.get());
+    if (layout == H5D_VIRTUAL) refuse(dataset, "holds data outside the file (a virtual dataset)");
+    if (H5Pget_external_count(list.get()) != 0) refuse(dataset, "holds data outside the file (external storage)");
+    if (layout != H5D_COMPACT && layout != H5D_CONTIGUOUS) refuse(dataset, "is not stored in one piece, as all of a result is");
+}
+
 Stored open_dataset(const Object& at, const std::string& name, std::size_t element_bytes) {
     Stored s{{{}, at.file, at.path + "/" + name, at.code}, {}, {}};
-    if (!has_member(at, name)) throw Error(at.code, at.file + ": " + s.dataset.path + ": this dataset is missing");
+    if (!has_member(at, name)) refuse(s.dataset, "this dataset is missing");
     s.dataset.id = {H5Dopen2(at.id.get(), name.c_str(), H5P_DEFAULT), H5Dclose};
     if (s.dataset.id.get() < 0) fail(s.dataset, "cannot be opened as a dataset");
+    need_own_data(s.dataset);
     s.type = checked(s.dataset, {H5Dget_type(s.dataset.id.get()), H5Tclose}, "its type cannot be read");
     const Id space = checked(s.dataset, {H5Dget_space(s.dataset.id.get()), H5Sclose}, "its shape cannot be read");
     const int rank = H5Sget_simple_extent_ndims(space.get());
     if (rank < 0 || H5Sget_simple_extent_type(space.get()) == H5S_NULL) fail(s.dataset, "has no shape");
     s.dims.resize(static_cast<std::size_t>(rank));
     if (rank > 0) check(s.dataset, H5Sget_simple_extent_dims(space.get(), s.dims.data(), nullptr), "its shape cannot be read");
-    // deflate, which h5repack may have added, makes data at most about 1,030 times smaller
-    const std::uint64_t limit = (at.file_bytes + 1024) * 1100 / element_bytes;
+    const std::uint64_t limit = at.file_bytes / element_bytes;
     for (const hsize_t d : s.dims) {
-        if (d != 0 && s.elements > limit / d)
-            throw Error(at.code, at.file + ": " + s.dataset.path + ": claims more elements than the file can hold");
+        if (d != 0 && s.elements > limit / d) refuse(s.dataset, "claims more elements than the file can hold");
         s.elements *= static_cast<std::size_t>(d);
     }
     return s;
@@ -135,7 +144,7 @@ Stored open_dataset(const Object& at, const std::string& name, std::size_t eleme
 template <class Read>
 std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t stored, std::size_t n, Read read) {
     if (H5Tget_class(stored) != H5T_STRING || H5Tis_variable_str(stored) <= 0)
-        throw Error(at.code, at.file + ": " + at.path + ": " + what + "is not a variable-length string");
+        refuse(at, what + "is not a variable-length string");
     const Id type = new_text_type(H5T_VARIABLE);
     H5Tset_cset(type.get(), H5Tget_cset(stored));
     std::vector<char*> pointers(n, nullptr);
@@ -230,7 +239,7 @@ std::optional<std::string> read_text(const Object& at, const std::string& name) 
         checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose}, "attribute " + name + " cannot be opened");
     const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
     if (H5Sget_simple_extent_npoints(space.get()) != 1)
-        throw Error(at.code, at.file + ": " + at.path + ": attribute " + name + " is not one string");
+        refuse(at, "attribute " + name + " is not one string");
     return variable_strings(at, "attribute " + name + " ", type.get(), 1,
                             [&](hid_t memory, char** to) { return H5Aread(attribute.get(), memory, to); })[0];
 }
@@ -253,7 +262,7 @@ std::vector<std::string> text_attributes(const Object& at) {
 
 std::string read_document(const Object& at, const std::string& name) {
     const Stored s = open_dataset(at, name, 1);
-    if (s.elements != 1) throw Error(at.code, at.file + ": " + s.dataset.path + ": is not one string");
+    if (s.elements != 1) refuse(s.dataset, "is not one string");
     return variable_strings(s.dataset, "", s.type.get(), 1, [&](hid_t memory, char** to) {
         return H5Dread(s.dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), to);
     })[0];
@@ -277,7 +286,7 @@ std::vector<std::string> read_strings(const Object& at, const std::string& name)
 std::string read_hashes(const Object& at, const std::string& name) {
     const Stored s = open_dataset(at, name, 64);
     if (H5Tget_class(s.type.get()) != H5T_STRING || H5Tis_variable_str(s.type.get()) != 0 || H5Tget_size(s.type.get()) != 64)
-        throw Error(at.code, at.file + ": " + s.dataset.path + ": does not hold strings of 64 characters");
+        refuse(s.dataset, "does not hold strings of 64 characters");
     std::string characters(s.elements * 64, '\0');
     if (s.elements > 0)
         check(s.dataset, H5Dread(s.dataset.id.get(), s.type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, characters.data()),
@@ -290,15 +299,20 @@ std::vector<T> read_array(const Object& at, const std::string& name, std::vector
     const Stored s = open_dataset(at, name, sizeof(T));
     const H5T_class_t wanted = std::is_integral_v<T> ? H5T_INTEGER : H5T_FLOAT;
     if (H5Tget_class(s.type.get()) != wanted || H5Tget_size(s.type.get()) > sizeof(T))
-        throw Error(at.code, at.file + ": " + s.dataset.path + ": does not hold " +
-                                 (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") + " of at most " +
-                                 std::to_string(8 * sizeof(T)) + " bits");
+        refuse(s.dataset, std::string("does not hold ") + (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") +
+                              " of at most " + std::to_string(8 * sizeof(T)) + " bits");
     std::vector<T> values(s.elements);
     if (s.elements > 0)
         check(s.dataset, H5Dread(s.dataset.id.get(), memory_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
               "cannot be read");
     if (dims) *dims = s.dims;
     return values;
+}
+
+std::vector<hsize_t> shape_of_floats(const Object& at, const std::string& name) {
+    Stored s = open_dataset(at, name, sizeof(float));
+    if (H5Tequal(s.type.get(), file_type<float>()) <= 0) refuse(s.dataset, "does not hold float32 numbers");
+    return std::move(s.dims);
 }
 
 template void write_array<std::uint8_t>(const Object&, const std::string&, std::span<const std::uint8_t>,

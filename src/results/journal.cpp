@@ -109,10 +109,13 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
         std::optional<RequestRecord> request;
         // The checks of appending again: a checksum says only that the bytes are those that some program wrote.
         try {
-            if (kind_of(payload) == RecordKind::run)
+            if (kind_of(payload) == RecordKind::run) {
                 check_names(run.emplace(decode_run(payload)).run);
-            else
+                if (!is_session(run->session))
+                    throw Error(Exit::bad_input, "session " + std::to_string(run->session) + " is no count of resumed runs");
+            } else {
                 check_shapes(request.emplace(decode_request(payload)));
+            }
         } catch (const Error& error) {
             throw Error(Exit::bad_input, path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
         }
@@ -140,7 +143,9 @@ Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path))
                         path_.string() +
                             (open == Open::existing_or_new ? ": cannot be created: " : ": cannot be opened for writing: ") +
                             reason(error),
-                        "the result needs a folder that can be written");
+                        open == Open::existing_or_new ? "the result needs a folder that can be written"
+                                                      : "recover needs the journal and its folder writable: it removes the one when the "
+                                                        "result is made in the other");
         }
         lock();
         struct stat held {

@@ -38,10 +38,16 @@ void clear_name(const std::filesystem::path& path, bool may_replace) {
 
 bool begins_as_hdf5(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    const auto cannot = [&](const std::string& be_done, int error) {
+        throw Error(Exit::bad_input, path.string() + ": cannot be " + be_done + ": " + reason(error));
+    };
     struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) cannot("opened", errno);
+    if (!S_ISREG(status.st_mode)) return false;
     std::array<char, 8> begin{};
-    return read_all(file.get(), begin.data(), begin.size(), 0) == 0 && std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) == 0;
+    const int error = read_all(file.get(), begin.data(), begin.size(), 0);
+    if (error > 0) cannot("read", error);
+    return error == 0 && std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) == 0;
 }
 
 PartFile::PartFile(std::filesystem::path path, bool may_replace) : path_(std::move(path)) {

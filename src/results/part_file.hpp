@@ -10,7 +10,8 @@
 
 namespace ftmpi {
 
-/// True for a regular file whose first bytes are HDF5's signature. Does not wait for a writer of a FIFO.
+/// True for a regular file whose first bytes are HDF5's signature. Does not wait for a writer of a FIFO. Throws Error(bad_input) when
+/// it cannot be read.
 bool begins_as_hdf5(const std::filesystem::path& path);
 
 class PartFile {

@@ -267,6 +267,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
         if (!from_journal && keep_as_it_is(*file)) return;
         if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
     }
+    if (!is_session(run.session)) throw Error(Exit::bad_input, "--resume: " + given.string() + " was resumed too often");
     if (replaces) add_sentence(warning, given.string() + " will be replaced, as --overwrite asked before");
     if (from_journal) {
         add_sentence(warning, found.end.note);
@@ -326,7 +327,7 @@ void ResultFile::finish(const SummaryRecord& summary, bool interrupted) {
     if (s.done) throw Error(Exit::failure, "results: finished twice");
     const auto end = [&] {
         s.done = true;
-        if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
+        if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", printable(note).c_str());
     };
     if (s.nothing_left) return end();
     if (const auto found = index_journal(s.journal); found.indices != s.indices)

@@ -12,6 +12,9 @@
 
 namespace ftmpi {
 
+/// Sessions are counted up by one with each --resume. A number outside comes from no run, and would leave none for the next.
+constexpr bool is_session(std::int64_t number) { return number >= 0 && number <= 1'000'000'000; }
+
 /// Throws Error(failure) for keys that cannot name an attribute or a dataset, before any work depends on them.
 void check_names(const RunRecord& run);
 /// The same for arrays whose sizes do not fit each other.
@@ -33,10 +36,11 @@ private:
     RequestCounts counts_;
 };
 
-/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool), of any version.
+/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool), of any version. Throws
+/// Error(bad_input) when it cannot be opened, or not be looked at without harm.
 bool is_result(const std::filesystem::path& path);
 
-/// Reads one file, request by request. Every failure is Error(bad_input).
+/// Reads one file, request by request. Every failure is Error(bad_input). All of it was read by a child process before.
 class SchemaReader {
 public:
     explicit SchemaReader(const std::filesystem::path& path);
@@ -48,6 +52,9 @@ public:
     SummaryRecord summary() const;
 
 private:
+    SchemaReader() = default;
+    void open(const std::filesystem::path& path);
+
     hdf5::Object root_, requests_;
     std::vector<std::int64_t> indices_;
 };

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <charconv>
 
+#include "part_file.hpp"
 #include "schema.hpp"
 #include "seal.hpp"
+#include "trial.hpp"
 
 namespace ftmpi {
 
@@ -43,20 +45,39 @@ std::string step_bytes(const Object& group) {
 }  // namespace
 
 bool is_result(const std::filesystem::path& path) {
-    try {
-        check_is_hdf5(path);
-        // Without HDF5, which may be told by its environment to respect locks of other programs.
-        if (is_sealed(path)) return true;
-        const Object root{open_file(path), path.string(), "", Exit::bad_input};
-        return read_integer(root, "schema_version") && read_text(root, "journal_id") && read_text(root, "identity");
-    } catch (const Error&) {
-        return false;
-    }
+    if (!begins_as_hdf5(path)) return false;
+    // Without HDF5, which may be told by its environment to respect locks of other programs.
+    if (is_sealed(path)) return true;
+    const auto bytes = std::filesystem::file_size(path);
+    set_up_library();
+    return try_reading(path, reading_seconds(0), [&] {
+        try {
+            const Object root{open_file(path), path.string(), "", Exit::bad_input, bytes};
+            return read_integer(root, "schema_version") && read_text(root, "journal_id") && read_text(root, "identity");
+        } catch (const Error&) {
+            return false;
+        }
+    });
 }
 
 SchemaReader::SchemaReader(const std::filesystem::path& path) {
     check_is_hdf5(path);
     check_seal(path);
+    set_up_library();
+    // All that any of the calls below reads, but for the logits' values: these lie in one piece and are read as they are.
+    try_reading(path, reading_seconds(std::filesystem::file_size(path)), [&] {
+        SchemaReader tried;
+        tried.open(path);
+        tried.run();
+        tried.complete();
+        for (const auto index : tried.indices_) tried.request(index, false);
+        tried.summary();
+        return true;
+    });
+    open(path);
+}
+
+void SchemaReader::open(const std::filesystem::path& path) {
     root_ = {open_file(path), path.string(), "", Exit::bad_input};
     root_.file_bytes = std::filesystem::file_size(path);
     const auto version = read_integer(root_, "schema_version");
@@ -78,6 +99,7 @@ SchemaReader::SchemaReader(const std::filesystem::path& path) {
 JournalRun SchemaReader::run() const {
     JournalRun record;
     record.session = integer(root_, "session");
+    if (!is_session(record.session)) bad(root_, "session " + std::to_string(record.session) + " is no count of resumed runs");
     record.journal_id = text(root_, "journal_id");
     record.run.identity = text(root_, "identity");
     if (const auto asked = read_integer(root_, "requests_asked")) {
@@ -144,11 +166,17 @@ RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const 
     r.step_seconds = read_array<double>(group, "step_seconds");
     r.gather_names = read_strings(group, "gather_names");
     r.gather_seconds = read_array<double>(group, "gather_seconds");
-    if (with_logits && has_member(group, "logits")) {
-        std::vector<hsize_t> dims;
-        r.logits = read_array<float>(group, "logits", &dims);
+    if (has_member(group, "logits")) {
+        const auto dims = shape_of_floats(group, "logits");
         if (dims.size() != 2 || static_cast<std::int64_t>(dims[1]) != r.vocabulary)
             bad(group, "logits are not [steps][vocabulary] with the vocabulary of " + std::to_string(r.vocabulary) + " ids");
+        if (with_logits) r.logits = read_array<float>(group, "logits");
+    }
+    // The checks of appending again: --resume and recover write this request anew, and must not fail at it when all else is done.
+    try {
+        check_shapes(r);
+    } catch (const Error& error) {
+        bad(group, error.what());
     }
     return r;
 }

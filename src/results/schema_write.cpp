@@ -142,6 +142,7 @@ void check_shapes(const RequestRecord& r) {
         if (!ok) throw Error(Exit::failure, "results: request " + std::to_string(r.index) + ": " + what);
     };
     need(r.index >= 0, "its index is negative");
+    need(is_session(r.session), "its session is no count of resumed runs");
     need(r.step_sha256.size() % 32 == 0, "step_sha256 is not 32 bytes a step");
     need(r.step_sha256.empty() || !r.logits_sha256.empty(), "step_sha256 without logits_sha256");
     need(r.logits.empty() || (r.vocabulary > 0 && r.logits.size() % static_cast<std::size_t>(r.vocabulary) == 0),
