@@ -66,7 +66,8 @@ BOOST_FIXTURE_TEST_CASE(a_single_file_opens, SingleFile) {
 
 BOOST_FIXTURE_TEST_CASE(pages_that_were_read_are_given_back, SingleFile) {
     constexpr std::size_t half = 32u << 20;  // holes: takes no disk
-    raw(R"({"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]},"b":{"dtype":"U8","shape":[33554432],"data_offsets":[33554432,67108864]}})", 0);
+    raw(R"({"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]},)"
+        R"("b":{"dtype":"U8","shape":[33554432],"data_offsets":[33554432,67108864]}})", 0);
     fs::resize_file(file, fs::file_size(file) + 2 * half);
     const auto checkpoint = Checkpoint::open(directory.path());
     const auto opened = mapped_bytes(file);
