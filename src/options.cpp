@@ -167,6 +167,7 @@ std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     std::set<std::string> replaced;
     for (const auto& given : line) {
         replaced.insert(given.option->name);
+        if (given.value == "off") continue;  // a switch that is undone asks for nothing that its rival could contradict
         for (const auto& [name, rival] : rivals)
             if (given.option->name == name) replaced.insert(rival);
     }

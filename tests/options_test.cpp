@@ -110,7 +110,7 @@ BOOST_AUTO_TEST_CASE(effective_options_are_a_job_file) {
     const auto all = again(parse_run({"--prompt", "# = two", "--chat", "--thinking", "off", "--max-tokens", "7", "--ignore-eos", "--temperature",
                                       "0.1", "--top-k", "3", "--top-p", "0.9999999", "--seed", "18446744073709551615", "--batch", "2",
                                       "--backend", "cpu", "--transport", "mpi", "--numerics", "fast", "--shares", "5:2,0.1", "--memory-limit",
-                                      "24GiB,16GB", "--bandwidth", "1e30,288.5", "--context", "99", "--kv", "fp8", "--embedding", "host",
+                                      "24GiB,16GB", "--bandwidth", "1e+09,288.5", "--context", "99", "--kv", "fp8", "--embedding", "host",
                                       "--prefill-chunk", "7", "--threads", "3", "--output", "o.h5", "--overwrite", "--save-logits", "--hash",
                                       "off", "--json", "--timeout", "1.5"}));
     BOOST_TEST(all.prompts == (std::vector<std::string>{"hello", "# = two"}), boost::test_tools::per_element());
@@ -244,6 +244,10 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
     TEST_HOLDS(usage_run({"--timeout", "0"}), "--timeout");
     TEST_HOLDS(usage_run({"--timeout", "0.001"}), "must be at least 0.1");
     TEST_HOLDS(usage_run({"--memory-limit", "0"}), "above 0");
+    for (const char* bad : {"0", "1e-308", "1e308"}) TEST_HOLDS(usage_run({"--bandwidth", bad}), "at least 0.001 and at most 1e+09");
+    std::string ranks = "1GiB@1";
+    for (int r = 0; r < 1024; ++r) ranks += ",1GiB@1";
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", ranks}), "must have at most 1024 items");
     TEST_HOLDS(usage_run({"--shares", "0,0"}), "--shares is '0,0' and must not be 0 for all ranks");
 }
 
@@ -371,6 +375,11 @@ BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
     TEST_HOLDS(usage_run({"--shares", "3,1", "--policy", "even"}), "exclude each other");
     TEST_HOLDS(usage_run({"--resume", "--overwrite", "--output", "o"}), "exclude each other");
     TEST_HOLDS(usage_run({"--resume"}), "--resume needs --output");
+    // Undoing one on the command line leaves the other as the job file has it.
+    const Folder folder;
+    const auto job = folder.write("job.ini", "model = m\nprompt = a\noutput = o\nresume = on\n");
+    BOOST_TEST(parse({"--job", job, "--overwrite=off"}).resume);
+    BOOST_TEST(!parse({"--job", job, "--overwrite"}).resume);
     TEST_HOLDS(usage_run({"--thinking", "off"}), "--thinking needs --chat");
     TEST_HOLDS(usage_run({"--top-p", "0.9"}), "--top-p needs --temperature");
     TEST_HOLDS(usage_run({"--top-k", "40", "--seed", "1"}), "--top-k needs --temperature");

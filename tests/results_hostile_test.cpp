@@ -202,9 +202,9 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
         need(H5Lmove(file, "requests/1", file, "requests/7", H5P_DEFAULT, H5P_DEFAULT));
         put_integer(file, "/requests/7", "index", 7);
     });
-    check_error(Exit::bad_input, {"out.h5 holds request 7 of 2 that are asked for"},
+    check_error(Exit::bad_input, {"out.h5 holds request 7, counted from 0, but this run asks for 2 requests"},
                 [&] { ResultFile(folder.file, asking(2), Existing::resume); });
-    check_error(Exit::bad_input, {"out.h5 holds request 7, but there is 1 prompt"},
+    check_error(Exit::bad_input, {"out.h5 holds request 7, counted from 0, but this run asks for 1 request"},
                 [&] { ResultFile(folder.file, asking(1), Existing::resume); });
     BOOST_TEST(folder.list() == "out.h5");
     { BOOST_TEST(ResultFile(folder.file, asking(8), Existing::resume).finished().back() == 7); }
@@ -213,7 +213,7 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
 BOOST_AUTO_TEST_CASE(the_same_in_journals) {
     Folder folder;
     leave_journal(folder.file, 3);
-    check_error(Exit::bad_input, {"out.h5.journal holds request 2 of 2 that are asked for"},
+    check_error(Exit::bad_input, {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"},
                 [&] { ResultFile(folder.file, asking(2), Existing::resume); });
     { BOOST_TEST(ResultFile(folder.file, asking(3), Existing::resume).finished().size() == 3u); }
     fs::remove(folder.journal);

@@ -63,12 +63,14 @@ Binding path(std::filesystem::path Options::*member) {
             [=](const Options& o) { return (o.*member).string(); }};
 }
 
-/// A list of `read(item)`, written back by `write(value)`.
+/// A list of `read(item)`, written back by `write(value)`, of at most `most` items.
 template <class T, class Read, class Write>
-Binding list(std::vector<T> Options::*member, const char* separators, Read read, Write write) {
+Binding list(std::vector<T> Options::*member, const char* separators, Read read, Write write, std::size_t most = 1 << 20) {
     return {[=](Options& o, const std::string& text) {
                 std::vector<T> out;
-                for (const auto& item : values::parts(text, separators)) {
+                const auto items = values::parts(text, separators);
+                if (items.size() > most) throw Refused{"must have at most " + std::to_string(most) + " items"};
+                for (const auto& item : items) {
                     try {
                         out.push_back(read(item));
                     } catch (Refused& refused) {
@@ -92,7 +94,12 @@ T above_zero(T value) {
 }
 
 std::uint64_t memory(const std::string& text) { return above_zero(values::bytes(text)); }
-double rate(const std::string& text) { return above_zero(values::number(text)); }
+/// GB/s of any memory there will be; its bytes and seconds stay numbers.
+double rate(const std::string& text) {
+    const double value = values::number(text);
+    if (!(value >= 1e-3 && value <= 1e9)) throw Refused{"must be at least 0.001 and at most 1e+09"};
+    return value;
+}
 std::string bytes_text(std::uint64_t bytes) { return std::to_string(bytes); }
 
 Hardware hardware(const std::string& text) {
@@ -236,7 +243,7 @@ std::vector<OptionRow> build_table() {
         list(&Options::bandwidth, ",", rate, values::text_of));
     add("hardware", "SIZE@GB/S,...", in_plan, "plan for ranks that are not here (24GiB@1008,16GiB@288)",
         noting_bare_size(list(&Options::hardware, ",", hardware,
-                              [](const Hardware& h) { return bytes_text(h.bytes) + "@" + values::text_of(h.gb_per_s); })));
+                              [](const Hardware& h) { return bytes_text(h.bytes) + "@" + values::text_of(h.gb_per_s); }, 1024)));
     add("context", "TOKENS", in_planning, "longest prompt plus answer; as much as fits when left out",
         integer(&Options::context, 2, tokens));
     add("kv", "bf16|fp8|fp32", in_planning, "storage of keys and values",

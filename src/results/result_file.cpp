@@ -226,8 +226,8 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     // Equal runs ask for equal requests: what is beyond them was written by something else, and is no place in this run.
     const auto need_asked_for = [&](const fs::path& from, std::int64_t last) {
         if (run.run.requests_asked > 0 && last >= run.run.requests_asked)
-            throw Error(Exit::bad_input, "--resume: " + from.string() + " holds request " + std::to_string(last) + " of " +
-                                             std::to_string(run.run.requests_asked) + " that are asked for, counted from 0",
+            throw Error(Exit::bad_input, "--resume: " + from.string() + " holds request " + std::to_string(last) + ", counted from 0, but this run asks for " +
+                                             counted(static_cast<std::uint64_t>(run.run.requests_asked), "request"),
                         "choose another --output");
     };
     const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
