@@ -65,6 +65,24 @@ small_hashes() {
 }
 
 # Ranks that share a GPU: refused unless it is named for each, and then with the same bits. They take turns on it, so this is short.
+# Which GPU a rank takes: by UUID in another order than theirs, by the beginning of one, by CUDA_VISIBLE_DEVICES of each task.
+small_choice() {
+    local model=tiny-nvfp4 uuids
+    local run=(--model "$root/data/$model" --prompts "$root/jobs/five_prompts.jsonl" --max-tokens 8)
+    if [ "$gpus" -lt 2 ]; then left_out_row choice "which GPU a rank takes" "one GPU here"; return; fi
+    mapfile -t uuids < <(nvidia-smi -L | sed -n 's/.*(UUID: \([^)]*\)).*/\1/p')
+    reference=$work/choice.h5
+    timed 60 "$ftmpi" "${run[@]}" --backend cpu --output "$reference"
+    row choice "$model: CPU, 1 rank" "" || return
+    against "$reference" choice "--gpus, the second first" 60 2 - --backend cuda "${run[@]}" --gpus "${uuids[1]},${uuids[0]}" --shares 3,1
+    against "$reference" choice "--gpus, by the beginning of a UUID" 60 2 - --backend cuda "${run[@]}" --gpus "${uuids[0]:0:16},${uuids[1]:0:16}"
+    timed 60 "$mpirun" -np 2 bash -c 'CUDA_VISIBLE_DEVICES=$((1 - OMPI_COMM_WORLD_LOCAL_RANK)) exec "$@"' _ \
+        "$ftmpi" --backend cuda "${run[@]}" --shares 3,1 --output "$work/other.h5" --overwrite
+    row choice "CUDA_VISIBLE_DEVICES of one GPU for each task" "" || return
+    timed 60 "$ftmpi" verify "$reference" "$work/other.h5"
+    row choice "CUDA_VISIBLE_DEVICES of each task: the same bits" "$(tail -n 1 "$work/out")"
+}
+
 small_shared() {
     local model=tiny-nvfp4 uuid transport
     local run=(--model "$root/data/$model" --prompts "$root/jobs/five_prompts.jsonl" --max-tokens 8)
