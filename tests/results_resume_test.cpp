@@ -146,12 +146,12 @@ BOOST_AUTO_TEST_CASE(requests_that_were_not_asked_for) {
     Folder folder;
     write_run(folder.file, 3);
     const std::string file = bytes_of(folder.file);
-    check_error(Exit::bad_input, {"out.h5 holds request 2 of 2"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    check_error(Exit::bad_input, {"out.h5 holds request 2, counted from 0, but this run asks for 2 requests"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
     BOOST_TEST((bytes_of(folder.file) == file && folder.list() == "out.h5"));
     fs::remove(folder.file);
     leave_journal(folder.file, 3);
     const std::string journal = bytes_of(folder.journal);
-    check_error(Exit::bad_input, {"out.h5.journal holds request 2 of 2"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    check_error(Exit::bad_input, {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
     BOOST_TEST((bytes_of(folder.journal) == journal));
 }
 
