@@ -265,7 +265,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
         if (stopped) std::fprintf(stderr, "interrupted: what was measured is saved\n");
-        std::fprintf(stderr, "results: %s\n", results->path().c_str());
+        std::fprintf(stderr, "results: %s\n", printable(results->path().string()).c_str());
     });
     return stopped ? Exit::interrupted : Exit::ok;
 }

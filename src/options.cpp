@@ -163,11 +163,14 @@ bool holds(const std::vector<Given>& given, const std::string& name) {
 std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     static const std::vector<std::pair<std::string, std::string>> rivals = {
         {"shares", "policy"},  {"policy", "shares"},         {"overwrite", "resume"},    {"resume", "overwrite"},    {"prompt", "prompts"},
-        {"prompts", "prompt"}, {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"}};
+        {"prompts", "prompt"}, {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"},
+        {"bandwidth", "hardware"}};
     std::set<std::string> replaced;
     for (const auto& given : line) {
         replaced.insert(given.option->name);
-        if (given.value == "off") continue;  // a switch that is undone asks for nothing that its rival could contradict
+        const bool undone = given.option->argument.empty() && given.value == "off";
+        if (undone && given.option->name == "chat") replaced.insert("thinking");
+        if (undone) continue;  // it asks for nothing that its rival could contradict
         for (const auto& [name, rival] : rivals)
             if (given.option->name == name) replaced.insert(rival);
     }

@@ -185,7 +185,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
         failed = std::stoll(text.substr(0, at));
         for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++count)
             done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
-        screen.resumed(count, nothing_left);
+        screen.resumed(count, failed, nothing_left);
     }
     // What is refused ends before any work, so that nobody waits hours for it.
     Tally tally;

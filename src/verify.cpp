@@ -81,6 +81,8 @@ int verify_command(const Options& options) {
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
         std::cout << "equal tokens (the logits of " << counted(static_cast<std::uint64_t>(not_hashed), "request") << " were not compared: hashing was off in " << printable(where) << "): " << counts
                   << '\n';
+    } else if (tokens == 0) {
+        std::cout << "equal: " << counts << ": nothing was computed that could differ\n";
     } else {
         std::cout << "equal: " << counts << ", logits hash " << hex(hashes.value()) << '\n';
     }

@@ -380,6 +380,11 @@ BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
     const auto job = folder.write("job.ini", "model = m\nprompt = a\noutput = o\nresume = on\n");
     BOOST_TEST(parse({"--job", job, "--overwrite=off"}).resume);
     BOOST_TEST(!parse({"--job", job, "--overwrite"}).resume);
+    BOOST_TEST(parse({"--job", job, "--prompt", "off"}).prompts.size() == 1u);
+    const auto chat = folder.write("chat.ini", "model = m\nprompt = a\nchat = on\nthinking = off\n");
+    BOOST_TEST(!parse({"--job", chat, "--chat=off"}).chat);
+    const auto cards = folder.write("cards.ini", "command = plan\nmodel = m\nhardware = 24GiB@1008\n");
+    BOOST_TEST(parse({"plan", "--job", cards, "--memory-limit", "1GiB", "--bandwidth", "100"}).hardware.empty());
     TEST_HOLDS(usage_run({"--thinking", "off"}), "--thinking needs --chat");
     TEST_HOLDS(usage_run({"--top-p", "0.9"}), "--top-p needs --temperature");
     TEST_HOLDS(usage_run({"--top-k", "40", "--seed", "1"}), "--top-k needs --temperature");

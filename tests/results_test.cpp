@@ -610,6 +610,18 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     b.requests[1].error = "a logit is not finite";
     differs(run(2), b, 1, 3, "the first has 4 tokens (length), the second 3 tokens (error: \"a logit is not finite\")");
 
+    // Prompts that were refused by their length, and a request that ended with an error in one only.
+    StoredRun a = run(1);
+    a.requests[0].prompt_ids.clear();
+    b = a;
+    BOOST_TEST(!compare_results(a, b).has_value());
+    b.requests[0].prompt += "!";
+    differs(a, b, 0, -1, "the prompts differ in their text");
+    b = run(1);
+    b.requests[0].finish_reason = "error";
+    b.requests[0].error = "a logit is not finite";
+    differs(run(1), b, 0, 4, "the second 4 tokens (error: ");
+
     // Without hashes in one, the tokens are still compared.
     b = run(2);
     for (auto& r : b.requests) r.step_sha256 = r.logits_sha256 = "";

@@ -60,6 +60,8 @@ std::optional<Difference> compare_request(const RequestRecord& a, const RequestR
                           named(a) + ": the prompts differ: at position " + std::to_string(x - a.prompt_ids.begin()) +
                               " the first has " + id(x, a.prompt_ids.end()) + ", the second " + id(y, b.prompt_ids.end())};
     }
+    // Refused by its length, a prompt has no ids.
+    if (a.prompt_ids.empty() && a.prompt != b.prompt) return Difference{a.index, -1, named(a) + ": the prompts differ in their text"};
     const std::size_t steps = std::min(a.output_ids.size(), b.output_ids.size());
     const std::size_t hashes = std::min(a.step_sha256.size(), b.step_sha256.size()) / 32;
     for (std::size_t step = 0; step < std::max(steps, hashes); ++step) {
@@ -76,7 +78,7 @@ std::optional<Difference> compare_request(const RequestRecord& a, const RequestR
         if (same_token) what += parting_after(a, b, step);
         return Difference{a.index, static_cast<std::int64_t>(step), what};
     }
-    if (a.output_ids.size() != b.output_ids.size())
+    if (a.output_ids.size() != b.output_ids.size() || a.error.empty() != b.error.empty())
         return Difference{a.index, static_cast<std::int64_t>(steps),
                           named(a) + ", step " + std::to_string(steps) + ": the first has " + end_of(a) + ", the second " +
                               end_of(b) + margins_at(a, b, steps)};

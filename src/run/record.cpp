@@ -136,7 +136,8 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
     line("top-k", std::to_string(o.top_k));
     line("top-p", values::text_of(o.top_p));
     line("seed", std::to_string(o.seed));
-    line("max-tokens", std::to_string(o.max_tokens));
+    // Asked for, a number that does not fit is refused; as the default it ends with the context.
+    line("max-tokens", std::to_string(o.max_tokens) + (o.max_tokens_asked ? "" : ", the default"));
     line("ignore-eos", o.ignore_eos ? "yes" : "no");
     line("chat", o.chat ? (o.thinking ? "thinking" : "plain") : "off");
     line("context", std::to_string(o.context));

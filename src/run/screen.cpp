@@ -38,11 +38,14 @@ void Screen::plan(const Engine& engine) const {
                  const_cast<Engine&>(engine).communicator().reason().c_str());
 }
 
-void Screen::resumed(std::size_t finished, bool nothing_left) const {
+void Screen::resumed(std::size_t finished, std::int64_t failed, bool nothing_left) const {
     if (!shown_ || !finished) return;
     const mpi::StopBound bound(kPrinting);
     std::fprintf(stderr, "resumed: %zu of %s %s finished already%s\n", finished, counted(requests_, "request").c_str(), finished == 1 ? "is" : "are",
                  nothing_left ? "; nothing to do" : "");
+    if (failed > 0)
+        std::fprintf(stderr, "note: %lld of these ended with an error of %s own, which counts as finished; --overwrite runs all again\n",
+                     static_cast<long long>(failed), failed == 1 ? "its" : "their");
 }
 
 void Screen::loaded(const Engine& engine) const {
@@ -109,7 +112,7 @@ void Screen::summary(const SessionFigures& f, const std::filesystem::path& file,
     if (interrupted)
         std::fprintf(stderr, "interrupted: finished requests are saved, %lld %s left; run again with --resume\n", static_cast<long long>(left),
                      left == 1 ? "is" : "are");
-    std::fprintf(stderr, "results: %s\n", file.c_str());
+    std::fprintf(stderr, "results: %s\n", printable(file.string()).c_str());
 }
 
 }  // namespace ftmpi

@@ -22,7 +22,7 @@ public:
 
     void plan(const Engine& engine) const;
     /// `nothing_left`: there is no work, and the file stays as it is.
-    void resumed(std::size_t finished, bool nothing_left) const;
+    void resumed(std::size_t finished, std::int64_t failed, bool nothing_left) const;
     void loaded(const Engine& engine) const;
     /// On GPUs: what the device has given since the plan was made, beside the plan. After Engine::measure_held().
     void taken(const Engine& engine) const;
