@@ -10,19 +10,19 @@
 
 namespace ftmpi::cuda {
 
-/// Arrays of device memory and the count of their bytes. The driver hands memory out in pages of 2 MiB: a model's thousand arrays, each
-/// of its own, would take 1 to 2% more than they hold, which is as much as the plan leaves free. Cut from one piece they do not.
+/// Arrays of device memory and the count of their bytes. The driver hands memory out in pages of 2 MiB: a
+/// model's thousand arrays, each of its own, would take 1 to 2% more than they hold, which is as much as the
+/// plan leaves free. Cut from one piece they do not.
 class Arrays {
 public:
-    /// Takes one piece for `bytes` of arrays to come. Without it, and when it is full, each array is one of its own; so too when
-    /// the piece cannot be had, so that the array that does not fit is named.
+    /// Takes one piece for `bytes` of arrays to come. Without it, and when it is full, each array is one of
+    /// its own; so too when the piece cannot be had, so that the array that does not fit is named.
     void open(std::size_t bytes) {
         const std::lock_guard lock(mutex_);
         if (piece_.data() || bytes == 0) return;
         try {
             piece_ = DeviceMemory(bytes + kRounding, "weights and caches");
-        } catch (const Error&) {
-        }
+        } catch (const Error&) {}
     }
 
     /// Not zeroed; 256-byte aligned. Throws as FTMPI_CUDA_ALLOCATE does.
@@ -60,7 +60,8 @@ public:
 
 private:
     static constexpr std::size_t kAlignment = 256;
-    static constexpr std::size_t kRounding = std::size_t{1} << 20;  ///< of some thousand arrays to the alignment
+    static constexpr std::size_t kRounding = std::size_t{1}
+                                             << 20;  ///< of some thousand arrays to the alignment
 
     mutable std::mutex mutex_;
     DeviceMemory piece_;

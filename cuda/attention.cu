@@ -13,12 +13,14 @@ template <KvType kType>
 __global__ void __launch_bounds__(kWarps * 32)
     write_cache(Attention t, const Row* rows, std::int64_t count, const float* k, const float* v) {
     __shared__ __align__(16) float vectors[kWarps][kMostHeadChunks * kSpread];
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, dim = t.head_dim;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+              dim = t.head_dim;
     const std::int64_t i = std::int64_t{blockIdx.x} * kWarps + warp, vector = i / 2;  // [row][kv head]
     if (vector >= count * t.kv_heads) return;
     const Row row = rows[vector / t.kv_heads];
     const int kv = static_cast<int>(vector % t.kv_heads);
-    const std::int64_t to = cache_offset<kType>(t, row.slot, kv) + std::int64_t{row.position} * dim * kElementBytes<kType>;
+    const std::int64_t to =
+        cache_offset<kType>(t, row.slot, kv) + std::int64_t{row.position} * dim * kElementBytes<kType>;
     if (i % 2 == 0) {
         float* y = vectors[warp];
         norm_rope(t, k + vector * dim, t.k_norm, row.position, y, kSpread);
@@ -32,20 +34,23 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 void check_head_dim(int dim) {
     if (dim < 8 || dim % 8 || dim > kMostHeadDim)
-        refuse("attention heads of " + std::to_string(dim) + " elements", "multiples of 8 up to " + std::to_string(kMostHeadDim));
+        refuse("attention heads of " + std::to_string(dim) + " elements",
+               "multiples of 8 up to " + std::to_string(kMostHeadDim));
 }
 
 void check_step(const Attention& t, const Rows& rows) {
     const auto refuse = [](const std::string& what) { throw Error(Exit::failure, what); };
     check_head_dim(t.head_dim);
     if (t.rotary_dim < 0 || t.rotary_dim % 2 || t.rotary_dim > t.head_dim)
-        refuse("a rotary embedding of " + std::to_string(t.rotary_dim) + " of " + std::to_string(t.head_dim) + " elements");
+        refuse("a rotary embedding of " + std::to_string(t.rotary_dim) + " of " + std::to_string(t.head_dim) +
+               " elements");
     if (t.first_query_head < t.first_kv_head * t.group ||
         t.first_query_head + t.query_heads > (t.first_kv_head + t.kv_heads) * t.group)
         refuse("a query head's key/value head is not held here");
     for (const Row& row : rows.host)
         if (row.position >= t.capacity)
-            refuse("position " + std::to_string(row.position) + " is beyond the cache of " + std::to_string(t.capacity));
+            refuse("position " + std::to_string(row.position) + " is beyond the cache of " +
+                   std::to_string(t.capacity));
 }
 
 }  // namespace
@@ -60,8 +65,8 @@ std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, 
     return attention_step_scratch(rows, query_heads, head_dim, capacity);
 }
 
-void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast, bool early) {
+void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
+               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast, bool early) {
     if (rows.count() == 0 || t.query_heads == 0) return;
     check_step(t, rows);
     int most_heads = 0;
@@ -72,8 +77,9 @@ void attention(const Attention& t, const Rows& rows, const float* qg, const floa
     }
     with_kv_type(t.kv, [&](auto type) {
         const std::int64_t vectors = rows.count() * t.kv_heads * 2;
-        launch("write_cache", write_cache<type()>, dim3(static_cast<unsigned>((vectors + kWarps - 1) / kWarps)),
-               dim3(kWarps * 32), 0, stream, t, rows.device, rows.count(), k, v);
+        launch("write_cache", write_cache<type()>,
+               dim3(static_cast<unsigned>((vectors + kWarps - 1) / kWarps)), dim3(kWarps * 32), 0, stream, t,
+               rows.device, rows.count(), k, v);
     });
     (fast ? attention_fast_tiles : attention_tiles)(t, rows, qg, out, stride, stream);
 }

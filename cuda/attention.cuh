@@ -1,4 +1,5 @@
-// Private to attention's kernels: which queries read a key/value head, the cache's elements, norm and RoPE by a warp.
+// Private to attention's kernels: which queries read a key/value head, the cache's elements, norm and RoPE by
+// a warp.
 #pragma once
 
 #include "mixers.cuh"
@@ -24,8 +25,7 @@ inline constexpr int kElementBytes = kType == KvType::fp32   ? 4
                                                              : 1;
 
 /// kCount neighbouring elements as the cache stores them; all zero bits are zeros in every type.
-template <KvType kType, int kCount>
-struct Stored {
+template <KvType kType, int kCount> struct Stored {
     static constexpr int kWords = kCount * kElementBytes<kType> / 4;
     std::uint32_t w[kWords];
 
@@ -60,8 +60,8 @@ struct Stored {
             *static_cast<std::uint32_t*>(p) = w[0];
         }
     }
-    /// Ties the elements to a loop's counter, so that they are not decoded ahead of the loop: that would take more registers
-    /// than there are.
+    /// Ties the elements to a loop's counter, so that they are not decoded ahead of the loop: that would take
+    /// more registers than there are.
     __device__ __forceinline__ void stay_in_loop([[maybe_unused]] int counter) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll
@@ -85,7 +85,8 @@ struct Stored {
                 decode_e4m3(w[i], v);
                 if ((((w[i] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) !=
                     0)  // a code of a NaN, which the wide form may not know
-                    for (int b = 0; b < 4; ++b) v[b] = num::from_e4m3(static_cast<std::uint8_t>(w[i] >> (8 * b)));
+                    for (int b = 0; b < 4; ++b)
+                        v[b] = num::from_e4m3(static_cast<std::uint8_t>(w[i] >> (8 * b)));
 #pragma unroll
                 for (int b = 0; b < 4; ++b) x[4 * i + b] = v[b] * scale;
             }
@@ -96,12 +97,9 @@ struct Stored {
 /// Element i of a stored row becomes x.
 template <KvType kType>
 __device__ __forceinline__ void store_element(void* row, int i, float x, float scale) {
-    if constexpr (kType == KvType::fp32)
-        static_cast<float*>(row)[i] = x;
-    else if constexpr (kType == KvType::bf16)
-        static_cast<std::uint16_t*>(row)[i] = num::to_bf16(x);
-    else
-        static_cast<std::uint8_t*>(row)[i] = num::kv_to_fp8(x, scale);
+    if constexpr (kType == KvType::fp32) static_cast<float*>(row)[i] = x;
+    else if constexpr (kType == KvType::bf16) static_cast<std::uint16_t*>(row)[i] = num::to_bf16(x);
+    else static_cast<std::uint8_t*>(row)[i] = num::kv_to_fp8(x, scale);
 }
 
 /// Byte offset in the cache of a slot's first position of a key/value head.
@@ -110,10 +108,10 @@ __device__ __forceinline__ std::int64_t cache_offset(const Attention& t, std::in
     return (slot * t.kv_heads + kv) * t.capacity * t.head_dim * kElementBytes<kType>;
 }
 
-/// y = RoPE(RMSNorm(x) * weight) by a warp. y lies in shared memory in chunks `pitch` floats apart; what is left of its last
-/// chunk becomes zero.
-__device__ __forceinline__ void norm_rope(const Attention& t, const float* x, const float* weight, std::int64_t position,
-                                          float* y, int pitch) {
+/// y = RoPE(RMSNorm(x) * weight) by a warp. y lies in shared memory in chunks `pitch` floats apart; what is
+/// left of its last chunk becomes zero.
+__device__ __forceinline__ void norm_rope(const Attention& t, const float* x, const float* weight,
+                                          std::int64_t position, float* y, int pitch) {
     constexpr int kPerLane = kMostHeadDim / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32, dim = t.head_dim, half = t.rotary_dim / 2;
     const float *cos = t.cos + position * half, *sin = t.sin + position * half;
@@ -167,30 +165,27 @@ __device__ __forceinline__ float warp_max(float m) {
 /// Most query heads of one key/value head that attention_step takes.
 constexpr int kMostStepHeads = 16;
 
-/// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is the same.
-/// Refuses more key/value heads than attention_step counts.
+/// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is
+/// the same. Refuses more key/value heads than attention_step counts.
 void check_step_heads(int kv_heads);
 std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
-void attention_step(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-                    std::int64_t stride, const Scratch& scratch, bool early, cudaStream_t stream, bool clusters = true);
+void attention_step(const Attention& attention, const Rows& rows, const float* qg, const float* k,
+                    const float* v, float* out, std::int64_t stride, const Scratch& scratch, bool early,
+                    cudaStream_t stream, bool clusters = true);
 
 /// Any rows; their keys and values are in the cache.
-void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out, std::int64_t stride,
-                     cudaStream_t stream);
+void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                     std::int64_t stride, cudaStream_t stream);
 /// The same with fast numerics.
-void attention_fast_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out, std::int64_t stride,
-                          cudaStream_t stream);
+void attention_fast_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                          std::int64_t stride, cudaStream_t stream);
 
 /// Calls f with the cache's type as a constant.
-template <class F>
-void with_kv_type(KvType type, F f) {
+template <class F> void with_kv_type(KvType type, F f) {
     switch (type) {
-        case KvType::fp32:
-            return f(std::integral_constant<KvType, KvType::fp32>{});
-        case KvType::bf16:
-            return f(std::integral_constant<KvType, KvType::bf16>{});
-        case KvType::fp8:
-            return f(std::integral_constant<KvType, KvType::fp8>{});
+        case KvType::fp32: return f(std::integral_constant<KvType, KvType::fp32>{});
+        case KvType::bf16: return f(std::integral_constant<KvType, KvType::bf16>{});
+        case KvType::fp8: return f(std::integral_constant<KvType, KvType::fp8>{});
     }
 }
 

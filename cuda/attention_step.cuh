@@ -1,4 +1,5 @@
-// Private to attention of one row of each slot: what a block does, part by part. Its threads call all of it together.
+// Private to attention of one row of each slot: what a block does, part by part. Its threads call all of it
+// together.
 #pragma once
 
 #include "cluster.cuh"
@@ -12,7 +13,8 @@ constexpr int kTile = 32;  ///< positions of a block's scores, columns of its va
 constexpr int kRanks = kPieceLength / kTile;
 static_assert(kRanks == 8 && kRanks * kTile >= kMostHeadDim && kPieceChunks == 8 && kMostHeadChunks == 8 &&
               kTile == num::kChunk);
-/// Eight warps for the products, a chunk each; another one brings the row's own key and value and adds the weights.
+/// Eight warps for the products, a chunk each; another one brings the row's own key and value and adds the
+/// weights.
 constexpr int kWarps = 8, kThreads = (kWarps + 1) * 32;
 /// Between vectors that two halves of a warp read at the same time.
 constexpr int kVectorPitch = 8 * kSpread + 4, kPartPitch = kTile + 8;
@@ -32,34 +34,35 @@ struct Middle {
     unsigned* tickets;  ///< [row][kv head][blockIdx.x]
 };
 
-template <KvType kType>
-struct Shared {
+template <KvType kType> struct Shared {
     static constexpr int kBytes = kElementBytes<kType>;
-    static constexpr int kKeyPitch = kMostHeadDim * kBytes + (kBytes == 1 ? 8 : 16);  ///< neighbours in different banks
+    static constexpr int kKeyPitch =
+        kMostHeadDim * kBytes + (kBytes == 1 ? 8 : 16);  ///< neighbours in different banks
     struct Tiles {
         alignas(16) char keys[kTile][kKeyPitch];
         alignas(16) char values[kPieceLength][kTile * kBytes];
     };
     struct Merging {
         alignas(16) float outs[kHeads][32][kTile];  ///< of 32 pieces
-        float4 factors[kHeads][32];                 ///< of what was there and of the piece, sum of the piece's weights
+        float4 factors[kHeads][32];  ///< of what was there and of the piece, sum of the piece's weights
     };
     union {
         Tiles tiles;
         Merging merging;
     };
-    alignas(16) float vectors[kHeads + 1][kVectorPitch];  ///< queries and the row's own key, in chunks kSpread apart
+    alignas(16) float vectors[kHeads + 1]
+                             [kVectorPitch];  ///< queries and the row's own key, in chunks kSpread apart
     alignas(16) float scores[kHeads][kPieceLength];
     alignas(16) float weights[kHeads][kVectorPitch];
-    alignas(16) float parts[kWarps][kHeads * kPartPitch];  ///< chunks of the products: [chunk][head][position or column]
+    alignas(16) float parts[kWarps][kHeads * kPartPitch];  ///< chunks of the products: [chunk][head][position
+                                                           ///< or column]
     float max[kHeads], sum[kHeads];
     Arrivals arrivals;
     bool last;
 };
 
 /// Two neighbouring elements as the cache stores them.
-template <KvType kType>
-__device__ __forceinline__ float2 pair_of(const char* p, float scale) {
+template <KvType kType> __device__ __forceinline__ float2 pair_of(const char* p, float scale) {
     if constexpr (kType == KvType::fp32) {
         return *reinterpret_cast<const float2*>(p);
     } else if constexpr (kType == KvType::bf16) {
@@ -85,15 +88,15 @@ __device__ __forceinline__ float exp_of(float x) {
     return x < -104.0f ? 0.0f : x == x ? y : x;
 }
 
-/// The largest value of a warp by its order as an integer. A NaN may count as the largest or be passed over: it is a score, and
-/// its weight is NaN with any maximum.
+/// The largest value of a warp by its order as an integer. A NaN may count as the largest or be passed over:
+/// it is a score, and its weight is NaN with any maximum.
 __device__ __forceinline__ float warp_max_bits(float m) {
     const auto order = [](int bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
     return __int_as_float(order(__reduce_max_sync(kWholeWarp, order(__float_as_int(m)))));
 }
 
-/// Adds one to a counter; what the block wrote before is there for the block that sees the sum, when threads wait on both
-/// sides.
+/// Adds one to a counter; what the block wrote before is there for the block that sees the sum, when threads
+/// wait on both sides.
 __device__ __forceinline__ unsigned take_ticket(unsigned* ticket) {
     unsigned before = 0;
 #if defined(__CUDA_ARCH__)
@@ -102,9 +105,11 @@ __device__ __forceinline__ unsigned take_ticket(unsigned* ticket) {
     return before;
 }
 
-/// Keys of the tile, all but the row's own; a position takes a warp. Chunks that the dims do not fill end in zeros.
+/// Keys of the tile, all but the row's own; a position takes a warp. Chunks that the dims do not fill end in
+/// zeros.
 template <KvType kType>
-__device__ __forceinline__ void ask_keys(Shared<kType>& s, const char* keys, unsigned dim, unsigned tile, unsigned position) {
+__device__ __forceinline__ void ask_keys(Shared<kType>& s, const char* keys, unsigned dim, unsigned tile,
+                                         unsigned position) {
     constexpr unsigned kBytes = kElementBytes<kType>;
     const unsigned warp = threadIdx.x / 32, d = 8 * (threadIdx.x % 32);
     const bool wanted = warp < kWarps && d < whole_chunks(dim);
@@ -115,10 +120,11 @@ __device__ __forceinline__ void ask_keys(Shared<kType>& s, const char* keys, uns
                           offset(keys + d * kBytes, tile + warp + i, dim * kBytes), d < dim);
 }
 
-/// The rank's columns of the piece's values, all but the row's own; beyond it zeros. values: at the first column.
+/// The rank's columns of the piece's values, all but the row's own; beyond it zeros. values: at the first
+/// column.
 template <KvType kType>
-__device__ __forceinline__ void ask_values(Shared<kType>& s, const char* values, unsigned dim, unsigned rank, unsigned first,
-                                           unsigned position) {
+__device__ __forceinline__ void ask_values(Shared<kType>& s, const char* values, unsigned dim, unsigned rank,
+                                           unsigned first, unsigned position) {
     constexpr unsigned kBytes = kElementBytes<kType>, kAtOnce = kWarps * 32 / 4;
     const unsigned own = threadIdx.x / 4, d = 8 * (threadIdx.x % 4), column = rank * kTile + d;
     const bool wanted = own < kAtOnce && column < dim;
@@ -126,11 +132,12 @@ __device__ __forceinline__ void ask_values(Shared<kType>& s, const char* values,
 #pragma unroll
     for (unsigned i = 0; i < kPieceLength; i += kAtOnce)
         copy_eight<kType>(wanted && first + own + i != position, to + i * kTile * kBytes,
-                          offset(values + column * kBytes, first + own + i, dim * kBytes), first + own + i < position);
+                          offset(values + column * kBytes, first + own + i, dim * kBytes),
+                          first + own + i < position);
 }
 
-/// The row's own key, as the cache stores it, into its place in the tile and, when `global` is not null, in the cache; by a
-/// warp.
+/// The row's own key, as the cache stores it, into its place in the tile and, when `global` is not null, in
+/// the cache; by a warp.
 template <KvType kType>
 __device__ __forceinline__ void bring_key(Shared<kType>& s, const Attention& t, unsigned at, char* global) {
     constexpr unsigned kBytes = kElementBytes<kType>;
@@ -138,7 +145,8 @@ __device__ __forceinline__ void bring_key(Shared<kType>& s, const Attention& t, 
     char* key = s.tiles.keys[at];
 #pragma unroll 2
     for (unsigned j = 0; j < kMostHeadChunks; ++j)
-        store_element<kType>(key, static_cast<int>(lane + num::kChunk * j), s.vectors[kHeads][lane + kSpread * j], t.k_scale);
+        store_element<kType>(key, static_cast<int>(lane + num::kChunk * j),
+                             s.vectors[kHeads][lane + kSpread * j], t.k_scale);
     __syncwarp();
     if (8 * lane < dim && global) {
         Stored<kType, 8> raw;
@@ -147,8 +155,8 @@ __device__ __forceinline__ void bring_key(Shared<kType>& s, const Attention& t, 
     }
 }
 
-/// Products of a chunk of 32 dims, by a warp: lanes are 16 positions and two pairs of heads, each does two positions and two
-/// heads.
+/// Products of a chunk of 32 dims, by a warp: lanes are 16 positions and two pairs of heads, each does two
+/// positions and two heads.
 template <KvType kType>
 __device__ __forceinline__ void multiply_keys(Shared<kType>& s, unsigned chunk, bool there, float k_scale) {
     constexpr unsigned kBytes = kElementBytes<kType>;
@@ -227,8 +235,10 @@ __device__ __forceinline__ void weigh(Shared<kType>& s, unsigned warp, unsigned 
     constexpr int kOwn = kPieceChunks / 2;
     const unsigned head = warp / 2, half = warp % 2;
     const float* x = s.scores[head];
-    const float4 a = *reinterpret_cast<const float4*>(x + 4 * lane), b = *reinterpret_cast<const float4*>(x + 128 + 4 * lane);
-    const float max = warp_max_bits(fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
+    const float4 a = *reinterpret_cast<const float4*>(x + 4 * lane),
+                 b = *reinterpret_cast<const float4*>(x + 128 + 4 * lane);
+    const float max = warp_max_bits(
+        fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
     x += half * kOwn * num::kChunk + lane;
     float* w = s.weights[head] + half * kOwn * kSpread + lane;
 #pragma unroll 1
@@ -239,9 +249,9 @@ __device__ __forceinline__ void weigh(Shared<kType>& s, unsigned warp, unsigned 
     if (half == 0 && lane == 0) s.max[head] = max;
 }
 
-/// Sums of the weights, by a warp: a lane adds a chunk of a head, then all add the chunks; lanes of a head have its sum.
-template <KvType kType>
-__device__ __forceinline__ float add_weights(const Shared<kType>& s, unsigned lane) {
+/// Sums of the weights, by a warp: a lane adds a chunk of a head, then all add the chunks; lanes of a head
+/// have its sum.
+template <KvType kType> __device__ __forceinline__ float add_weights(const Shared<kType>& s, unsigned lane) {
     const float* w = s.weights[lane / kPieceChunks] + lane % kPieceChunks * kSpread;
     float chunk = 0.0f, sum = 0.0f;
 #pragma unroll 4
@@ -257,12 +267,15 @@ __device__ __forceinline__ float add_weights(const Shared<kType>& s, unsigned la
     return sum;
 }
 
-/// Merges pieces in rising order, by a warp; a lane has a column. outs: the first piece's, at the first of `columns`.
+/// Merges pieces in rising order, by a warp; a lane has a column. outs: the first piece's, at the first of
+/// `columns`.
 template <KvType kType>
-__device__ __forceinline__ void merge(Shared<kType>& s, unsigned head, unsigned pieces, const float* outs, unsigned dim,
-                                      unsigned columns, const float2* stats, float& value, float& sum) {
+__device__ __forceinline__ void merge(Shared<kType>& s, unsigned head, unsigned pieces, const float* outs,
+                                      unsigned dim, unsigned columns, const float2* stats, float& value,
+                                      float& sum) {
     const unsigned lane = threadIdx.x % 32, quad = lane % 8 * 4;
-    float max = num::float_of(0xff800000u);  // with it, the first piece is merged into nothing and stays as it is
+    float max =
+        num::float_of(0xff800000u);  // with it, the first piece is merged into nothing and stays as it is
     value = sum = 0.0f;
 #pragma unroll 1
     for (unsigned base = 0; base < pieces; base += 32) {

@@ -1,10 +1,11 @@
-// Attention of many rows: a block takes 32 queries of one key/value head and goes through the cache in pieces of 256
-// positions, with the running maximum, sum and result of each query. Scores and values are products of register tiles of
-// 8 x 8, a chunk of 32 at a time, so every element read from the cache serves 32 queries and the order is that of one row
-// alone.
+// Attention of many rows: a block takes 32 queries of one key/value head and goes through the cache in pieces
+// of 256 positions, with the running maximum, sum and result of each query. Scores and values are products of
+// register tiles of 8 x 8, a chunk of 32 at a time, so every element read from the cache serves 32 queries
+// and the order is that of one row alone.
 //
-// 8192 rows of 16 heads of 256 are 2.75e11 fma, 8.3 ms at 33e12 a second. A tile loads as many floats from shared memory as
-// the fp32 units use in the time of its products; with the weights and the waiting, a third to a half of that rate is expected.
+// 8192 rows of 16 heads of 256 are 2.75e11 fma, 8.3 ms at 33e12 a second. A tile loads as many floats from
+// shared memory as the fp32 units use in the time of its products; with the weights and the waiting, a third
+// to a half of that rate is expected.
 #include <algorithm>
 
 #include "attention.cuh"
@@ -62,8 +63,10 @@ __device__ __forceinline__ void add_chunk(const float* a, const float* b, Accumu
         for (int n = 0; n < 8; ++n) acc[j][n] = acc[j][n] + c[j][n];
 }
 
-/// The same where a query ends inside the chunk: query j takes its first reach[j] elements, `most` is the largest of them.
-__device__ __forceinline__ void add_part(const float* a, const float* b, const int (&reach)[8], int most, Accumulators& acc) {
+/// The same where a query ends inside the chunk: query j takes its first reach[j] elements, `most` is the
+/// largest of them.
+__device__ __forceinline__ void add_part(const float* a, const float* b, const int (&reach)[8], int most,
+                                         Accumulators& acc) {
     float c[8][8] = {};
 #pragma unroll 1
     for (int k = 0; k < most; ++k) {
@@ -91,12 +94,15 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
         for (int n = 0; n < 8; ++n) acc[j][n] = 0.0f;
 }
 
-/// Dims [dim0, dim0 + 32) of the piece's positions below `length`, zeros elsewhere. keys: the piece's first row.
+/// Dims [dim0, dim0 + 32) of the piece's positions below `length`, zeros elsewhere. keys: the piece's first
+/// row.
 template <KvType kType>
-__device__ __forceinline__ void load_keys(Shared& s, const char* keys, int dim, int dim0, int length, float scale) {
+__device__ __forceinline__ void load_keys(Shared& s, const char* keys, int dim, int dim0, int length,
+                                          float scale) {
     constexpr int kAtOnce = kType == KvType::fp32 ? 1 : 2;  // positions of a thread
 #pragma unroll 1
-    for (int position = static_cast<int>(threadIdx.x); position < kPieceLength; position += kAtOnce * kThreads) {
+    for (int position = static_cast<int>(threadIdx.x); position < kPieceLength;
+         position += kAtOnce * kThreads) {
         Stored<kType, 8> raw[kAtOnce][4];
 #pragma unroll
         for (int p = 0; p < kAtOnce; ++p)
@@ -105,8 +111,7 @@ __device__ __forceinline__ void load_keys(Shared& s, const char* keys, int dim, 
                 const int at = position + p * kThreads;
                 if (at < length && dim0 + 8 * g < dim)
                     raw[p][g].load(keys + (std::int64_t{at} * dim + dim0 + 8 * g) * kElementBytes<kType>);
-                else
-                    raw[p][g].clear();
+                else raw[p][g].clear();
             }
 #pragma unroll
         for (int p = 0; p < kAtOnce; ++p)
@@ -125,7 +130,8 @@ template <KvType kType>
 __device__ __forceinline__ void load_values(Shared& s, const char* values, int dim, int count, float scale) {
     constexpr int kBatch = kType == KvType::fp32 ? 4 : 8;
     const int eights = dim / 8, rows_at_once = kThreads / eights;
-    const int column = static_cast<int>(threadIdx.x) % eights * 8, own = static_cast<int>(threadIdx.x) / eights;
+    const int column = static_cast<int>(threadIdx.x) % eights * 8,
+              own = static_cast<int>(threadIdx.x) / eights;
     if (own >= rows_at_once) return;
     if (count > num::kChunk) count = num::kChunk;
     for (int i0 = own; i0 < count; i0 += kBatch * rows_at_once) {
@@ -147,7 +153,8 @@ __device__ __forceinline__ void load_values(Shared& s, const char* values, int d
     }
 }
 
-/// Scores of a piece become weights; maximum and sum of each query move on. Ends with weights, scales and sums visible to all.
+/// Scores of a piece become weights; maximum and sum of each query move on. Ends with weights, scales and
+/// sums visible to all.
 __device__ __forceinline__ void weigh(Shared& s, int p0) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     for (int q = warp * (kQueries / kWarps); q < (warp + 1) * (kQueries / kWarps); ++q) {
@@ -163,7 +170,8 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
         m = warp_max(m);
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < kPieceChunks; ++j) w[lane + 32 * j] = lane + 32 * j < n ? num::exp(x[j] - m) : 0.0f;
+        for (int j = 0; j < kPieceChunks; ++j)
+            w[lane + 32 * j] = lane + 32 * j < n ? num::exp(x[j] - m) : 0.0f;
         if (lane == 0) {
             const num::Merge merge = p0 == 0 ? num::Merge{m, 0.0f, 0.0f} : num::merge_of(s.max[q], m);
             s.max[q] = merge.max;
@@ -191,14 +199,17 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < kPieceChunks; ++j) sum = sum + s.sums[j][thread];
-        s.sum[thread] = p0 == 0 ? sum : num::merge_value(s.sum[thread], sum, {0.0f, s.old_scale[thread], s.new_scale[thread]});
+        s.sum[thread] =
+            p0 == 0 ? sum
+                    : num::merge_value(s.sum[thread], sum, {0.0f, s.old_scale[thread], s.new_scale[thread]});
     }
 }
 
-/// out += the lane's part of a piece, merged; or at the end divided and gated. f(running value or 0, register, query, column).
+/// out += the lane's part of a piece, merged; or at the end divided and gated. f(running value or 0,
+/// register, query, column).
 template <class F>
-__device__ __forceinline__ void over_outputs(const Shared& s, const Attention& t, int p0, float* out, std::int64_t stride,
-                                             F f) {
+__device__ __forceinline__ void over_outputs(const Shared& s, const Attention& t, int p0, float* out,
+                                             std::int64_t stride, F f) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -216,25 +227,27 @@ __device__ __forceinline__ void over_outputs(const Shared& s, const Attention& t
     }
 }
 
-/// Grid: row tiles from the last (the longest first), kv heads * head tiles. `aligned`: out takes 16-byte accesses.
+/// Grid: row tiles from the last (the longest first), kv heads * head tiles. `aligned`: out takes 16-byte
+/// accesses.
 template <KvType kType>
 __global__ void __launch_bounds__(kThreads, 2)
-    attend_tiles(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out, std::int64_t stride,
-                 int heads_at_once, int head_tiles, bool aligned) {
+    attend_tiles(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out,
+                 std::int64_t stride, int heads_at_once, int head_tiles, bool aligned) {
     Shared& s = *reinterpret_cast<Shared*>(shared_bytes());
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int dim = t.head_dim, chunks = (dim + num::kChunk - 1) / num::kChunk;
-    const int kv = static_cast<int>(blockIdx.y) / head_tiles, head0 = static_cast<int>(blockIdx.y) % head_tiles * heads_at_once;
+    const int kv = static_cast<int>(blockIdx.y) / head_tiles,
+              head0 = static_cast<int>(blockIdx.y) % head_tiles * heads_at_once;
     const QueryHeads heads = query_heads_of(t, kv);
     if (head0 >= heads.count) return;
     const int rows_at_once = kQueries / heads_at_once;
     const std::int64_t begin = std::int64_t{gridDim.x - 1 - blockIdx.x} * rows_at_once;
     const std::int64_t end = begin + rows_at_once < count ? begin + rows_at_once : count;
-    const float *a = &s.queries[lane / 8][0], *w = &s.weights[lane / 8][0], *b = &s.tile[0][warp * 64 + lane % 8 * 4];
+    const float *a = &s.queries[lane / 8][0], *w = &s.weights[lane / 8][0],
+                *b = &s.tile[0][warp * 64 + lane % 8 * 4];
 
     for (std::int64_t first = begin, next; first < end; first = next) {  // neighbours of one slot
-        for (next = first + 1; next < end && rows[next].slot == rows[first].slot; ++next) {
-        }
+        for (next = first + 1; next < end && rows[next].slot == rows[first].slot; ++next) {}
         __syncthreads();
         if (thread < kQueries) {
             const std::int64_t row = first + thread / heads_at_once;
@@ -246,7 +259,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         __syncthreads();
         for (int q = warp * (kQueries / kWarps); q < (warp + 1) * (kQueries / kWarps); ++q) {
             if (s.position[q] >= 0)
-                norm_rope(t, qg + std::int64_t{2} * s.vector[q] * dim, t.q_norm, s.position[q], s.queries[q], num::kChunk);
+                norm_rope(t, qg + std::int64_t{2} * s.vector[q] * dim, t.q_norm, s.position[q], s.queries[q],
+                          num::kChunk);
             else
                 for (int i = lane; i < chunks * num::kChunk; i += 32) s.queries[q][i] = 0.0f;
         }
@@ -269,15 +283,17 @@ __global__ void __launch_bounds__(kThreads, 2)
             for (int j = 0; j < 8; ++j)
 #pragma unroll
                 for (int n = 0; n < 8; n += 4)
-                    *reinterpret_cast<float4*>(&s.weights[lane / 8 + 4 * j][warp * 64 + lane % 8 * 4 + n * 8]) = {
-                        acc[j][n] * t.scale, acc[j][n + 1] * t.scale, acc[j][n + 2] * t.scale, acc[j][n + 3] * t.scale};
+                    *reinterpret_cast<float4*>(
+                        &s.weights[lane / 8 + 4 * j][warp * 64 + lane % 8 * 4 + n * 8]) = {
+                        acc[j][n] * t.scale, acc[j][n + 1] * t.scale, acc[j][n + 2] * t.scale,
+                        acc[j][n + 3] * t.scale};
             __syncthreads();
             weigh(s, p0);
             clear(acc);
             for (int at = 0; at < length; at += num::kChunk) {
                 __syncthreads();
-                load_values<kType>(s, values + offset + std::int64_t{at} * dim * kElementBytes<kType>, dim, length - at,
-                                   t.v_scale);
+                load_values<kType>(s, values + offset + std::int64_t{at} * dim * kElementBytes<kType>, dim,
+                                   length - at, t.v_scale);
                 __syncthreads();
                 if (warp * 64 >= dim) continue;
                 if (low - (p0 + at) + 1 >= num::kChunk) {
@@ -294,14 +310,13 @@ __global__ void __launch_bounds__(kThreads, 2)
                 float4 x = {acc[j][n], acc[j][n + 1], acc[j][n + 2], acc[j][n + 3]};
                 if (p0 > 0) {
                     const num::Merge m{0.0f, s.old_scale[q], s.new_scale[q]};
-                    const float4 old = aligned ? *reinterpret_cast<const float4*>(to) : float4{to[0], to[1], to[2], to[3]};
-                    x = {num::merge_value(old.x, x.x, m), num::merge_value(old.y, x.y, m), num::merge_value(old.z, x.z, m),
-                         num::merge_value(old.w, x.w, m)};
+                    const float4 old =
+                        aligned ? *reinterpret_cast<const float4*>(to) : float4{to[0], to[1], to[2], to[3]};
+                    x = {num::merge_value(old.x, x.x, m), num::merge_value(old.y, x.y, m),
+                         num::merge_value(old.z, x.z, m), num::merge_value(old.w, x.w, m)};
                 }
-                if (aligned)
-                    *reinterpret_cast<float4*>(to) = x;
-                else
-                    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+                if (aligned) *reinterpret_cast<float4*>(to) = x;
+                else to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
             });
         }
         __syncthreads();
@@ -318,7 +333,8 @@ void attention_tiles(const Attention& t, const Rows& rows, const float* qg, floa
                      cudaStream_t stream) {
     int most = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most = std::max(most, query_heads_of(t, kv).count);
-    const int heads_at_once = std::min(most, kQueries), head_tiles = (most + heads_at_once - 1) / heads_at_once;
+    const int heads_at_once = std::min(most, kQueries),
+              head_tiles = (most + heads_at_once - 1) / heads_at_once;
     const std::int64_t rows_at_once = kQueries / heads_at_once;
     const bool aligned = reinterpret_cast<std::uintptr_t>(out) % 16 == 0 && stride % 4 == 0;
     with_kv_type(t.kv, [&](auto type) {
@@ -326,8 +342,8 @@ void attention_tiles(const Attention& t, const Rows& rows, const float* qg, floa
         launch("attend_tiles", attend_tiles<type()>,
                dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
                     static_cast<unsigned>(t.kv_heads * head_tiles)),
-               dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride, heads_at_once, head_tiles,
-               aligned);
+               dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride,
+               heads_at_once, head_tiles, aligned);
     });
 }
 

@@ -43,25 +43,33 @@ cudaDeviceProp open_device(int device) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // read when the context is made
     int count = 0;
     if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess || count == 0)
-        throw Error(Exit::failure, "no GPU is usable here: " + std::string(e == cudaSuccess ? "none is visible" : cudaGetErrorString(e)),
+        throw Error(Exit::failure,
+                    "no GPU is usable here: " +
+                        std::string(e == cudaSuccess ? "none is visible" : cudaGetErrorString(e)),
                     "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend cpu");
     if (device < 0 || device >= count)
-        throw Error(Exit::failure, "GPU " + std::to_string(device) + " was asked for, this process sees " + std::to_string(count));
+        throw Error(Exit::failure, "GPU " + std::to_string(device) + " was asked for, this process sees " +
+                                       std::to_string(count));
     cudaDeviceProp properties{};
     FTMPI_CUDA(cudaGetDeviceProperties(&properties, device));
-    // Modules that are loaded eagerly are missed where the context is made, the others where a kernel is asked for.
+    // Modules that are loaded eagerly are missed where the context is made, the others where a kernel is
+    // asked for.
     cudaFuncAttributes attributes{};
     const char* call = "cudaSetDevice";
     cudaError_t e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaFree(nullptr), call = "cudaFree";
-    if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe)), call = "cudaFuncGetAttributes";
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion) {
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(probe)),
+        call = "cudaFuncGetAttributes";
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
+        e == cudaErrorUnsupportedPtxVersion) {
         cudaGetLastError();
         throw Error(Exit::failure,
-                    "this program holds no code for " + std::string(properties.name) + " (compute capability " +
-                        std::to_string(properties.major) + "." + std::to_string(properties.minor) + "): " + cudaGetErrorString(e),
-                    "build with -DFTMPI_CUDA_ARCHS=" + std::to_string(properties.major) + std::to_string(properties.minor) +
-                        " or use a newer driver");
+                    "this program holds no code for " + std::string(properties.name) +
+                        " (compute capability " + std::to_string(properties.major) + "." +
+                        std::to_string(properties.minor) + "): " + cudaGetErrorString(e),
+                    "build with -DFTMPI_CUDA_ARCHS=" + std::to_string(properties.major) +
+                        std::to_string(properties.minor) + " or use a newer driver");
     }
     check(e, call, __FILE__);
     return properties;
@@ -69,7 +77,8 @@ cudaDeviceProp open_device(int device) {
 
 class CudaBackend : public Backend {
 public:
-    explicit CudaBackend(const CudaOptions& options) : properties_(open_device(options.device)), loader_(stream_.get()),
+    explicit CudaBackend(const CudaOptions& options)
+        : properties_(open_device(options.device)), loader_(stream_.get()),
           behind_(stream_.get(), options.device), replays_(stream_.get()) {
         card_ = {properties_.multiProcessorCount, properties_.sharedMemPerBlockOptin};
         launch("probe", probe, dim3(1), dim3(1), 0, stream_.get());
@@ -87,7 +96,8 @@ public:
         int version = 0;
         FTMPI_CUDA(cudaDriverGetVersion(&version));
         std::ifstream("/sys/module/nvidia/version") >> d.driver;
-        d.driver += (d.driver.empty() ? "CUDA " : ", CUDA ") + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+        d.driver += (d.driver.empty() ? "CUDA " : ", CUDA ") + std::to_string(version / 1000) + "." +
+                    std::to_string(version % 1000 / 10);
         FTMPI_CUDA(cudaMemGetInfo(&d.free_bytes, &d.total_bytes));
         return d;
     }
@@ -135,10 +145,14 @@ public:
     void release_host(void* p) noexcept override {
         if (p) cudaFreeHost(p);
     }
-    std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) override { return behind_.start(host, device, bytes); }
+    std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) override {
+        return behind_.start(host, device, bytes);
+    }
     void await_copy(std::uint64_t ticket) override { behind_.wait(ticket); }
     void hold_for_copies() override { behind_.hold(replays_.capturing()); }
-    void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override { replays_.run(owner, key, record); }
+    void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override {
+        replays_.run(owner, key, record);
+    }
     void forget_replays(const void* owner) noexcept override { replays_.forget(owner); }
 
     void check_limits(const StepLimits& l) const override {
@@ -148,8 +162,10 @@ public:
         check_experts_limits(l, card_);
     }
     std::size_t scratch_bytes(const StepLimits& l) const override {
-        return std::max({argmax_scratch(l.rows), delta_net_scratch(l.rows, l.key_heads, l.value_heads, l.key_dim, l.value_dim),
-                         attention_scratch(l.rows, l.query_heads, l.head_dim, l.context), matrices_scratch(l)});
+        return std::max({argmax_scratch(l.rows),
+                         delta_net_scratch(l.rows, l.key_heads, l.value_heads, l.key_dim, l.value_dim),
+                         attention_scratch(l.rows, l.query_heads, l.head_dim, l.context),
+                         matrices_scratch(l)});
     }
     std::size_t driver_bytes(const StepLimits& l) const override {
         // A recorded step has some twenty nodes a layer of up to 4 KiB each; memory comes in pages of 2 MiB.
@@ -193,7 +209,9 @@ public:
         if (rows.count() == 0) return;
         touched_.clear();
         if (rows.tokens_on_device) {
-            if (!table->device) throw Error(Exit::failure, "an embedding in host memory was asked for tokens that the host does not know");
+            if (!table->device)
+                throw Error(Exit::failure,
+                            "an embedding in host memory was asked for tokens that the host does not know");
             return cuda::embed(*table->device, rows, x, stream_.get());
         }
         for (const Row& row : rows.host)
@@ -209,17 +227,20 @@ public:
             table->stored.copy_row(row.token, table->cols, to);
             to += table->cols;
         }
-        widen_rows(static_cast<const std::uint16_t*>(gather.memory.data()), rows.count(), table->cols, x, stream_.get());
+        widen_rows(static_cast<const std::uint16_t*>(gather.memory.data()), rows.count(), table->cols, x,
+                   stream_.get());
         gather.free.record(stream_.get());
     }
     bool embeds_from_device(const Matrix& matrix) const override {
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
         return table && table->device;
     }
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) override {
+    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                    std::int64_t ids) override {
         cuda::place_rows(to, rows, tokens, ids, stream_.get());
     }
-    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override {
+    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
+                  float* y) override {
         cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows, stream_.get());
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
@@ -227,42 +248,55 @@ public:
         cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get(), fast_);
     }
     void norm_project(const Norm& norm, std::span<const Projection> to, std::int64_t rows) override {
-        cuda::norm_project(norm, to, rows, card_, scratch(project_scratch(rows, norm.width)), stream_.get(), fast_);
+        cuda::norm_project(norm, to, rows, card_, scratch(project_scratch(rows, norm.width)), stream_.get(),
+                           fast_);
     }
-    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a, float* out,
-                   std::int64_t stride) override {
-        const auto need = delta_net_scratch(rows.count(), net.key_heads, net.value_heads, net.key_dim, net.value_dim);
+    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                   const float* a, float* out, std::int64_t stride) override {
+        const auto need =
+            delta_net_scratch(rows.count(), net.key_heads, net.value_heads, net.key_dim, net.value_dim);
         cuda::delta_net(net, rows, qkv, z, b, a, out, stride, scratch(need), stream_.get(), touch(net.state));
     }
-    void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-                   std::int64_t stride) override {
+    void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
+                   float* out, std::int64_t stride) override {
         const auto need = attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity);
         cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_, touch(t.keys));
     }
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
         cuda::route(logits, rows, experts, routes, stream_.get());
     }
-    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
-                    std::int64_t stride, float* shared_act, std::int64_t shared_stride) override {
-        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
-        cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_, scratch(need), stream_.get());
+    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                    std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                    std::int64_t shared_stride) override {
+        const auto need =
+            experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
+        cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_,
+                         scratch(need), stream_.get());
     }
-    void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
-                  const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) override {
-        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
-        cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_, scratch(need),
-                       stream_.get());
+    void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+                  const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
+                  float* shared_act, std::int64_t shared_stride) override {
+        const auto need =
+            experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared.cols));
+        cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act,
+                       shared_stride, card_, scratch(need), stream_.get());
     }
-    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
-                      const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride) override {
-        const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols, shared.cols, routed.rows);
-        cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_, scratch(need), stream_.get());
+    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+                      const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
+                      std::int64_t stride) override {
+        const auto need =
+            experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols, shared.cols, routed.rows);
+        cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_,
+                           scratch(need), stream_.get());
     }
-    void add(const float* h, const float* y, float* sum, std::int64_t n) override { cuda::add(h, y, sum, n, stream_.get()); }
+    void add(const float* h, const float* y, float* sum, std::int64_t n) override {
+        cuda::add(h, y, sum, n, stream_.get());
+    }
     void norm(const Norm& n, std::int64_t rows) override { cuda::norm(n, rows, stream_.get()); }
-    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-                std::int32_t* token, std::int32_t* finite) override {
-        cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)), stream_.get());
+    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+                const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override {
+        cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)),
+                     stream_.get());
     }
 
 private:
@@ -271,14 +305,16 @@ private:
         PinnedMemory memory;
         EventHandle free;
         void grow(std::size_t bytes) {
-            if (bytes > memory.bytes()) memory = PinnedMemory(bytes, "embedding rows in page-locked host memory");
+            if (bytes > memory.bytes())
+                memory = PinnedMemory(bytes, "embedding rows in page-locked host memory");
         }
     };
 
     static std::size_t matrices_scratch(const StepLimits& l) {
-        return std::max({experts_up_scratch(l.rows, l.top_k, l.experts, l.hidden),
-                         experts_down_scratch(l.rows, l.top_k, l.experts, l.expert_width, l.shared_width, l.own_down),
-                         project_scratch(l.rows, l.max_cols)});
+        return std::max(
+            {experts_up_scratch(l.rows, l.top_k, l.experts, l.hidden),
+             experts_down_scratch(l.rows, l.top_k, l.experts, l.expert_width, l.shared_width, l.own_down),
+             project_scratch(l.rows, l.max_cols)});
     }
     void grow(std::size_t bytes) {
         if (bytes <= scratch_.bytes()) return;
@@ -289,15 +325,16 @@ private:
     Scratch scratch(std::size_t need) {
         if (need > scratch_.bytes()) {
             if (reserved_)
-                throw Error(Exit::failure, "a step needs " + std::to_string(need) + " bytes of working memory, " +
+                throw Error(Exit::failure, "a step needs " + std::to_string(need) +
+                                               " bytes of working memory, " +
                                                std::to_string(scratch_.bytes()) + " were reserved");
             grow(need);
         }
         return {scratch_.data(), scratch_.bytes(), tickets_.data()};
     }
 
-    /// True when the step has not touched this layer's state before. embed(), or the launch that follows on a false, waits for every
-    /// kernel before it.
+    /// True when the step has not touched this layer's state before. embed(), or the launch that follows on a
+    /// false, waits for every kernel before it.
     bool touch(const void* state) {
         const bool first = std::find(touched_.begin(), touched_.end(), state) == touched_.end();
         if (!first) touched_.clear();
@@ -323,6 +360,8 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+    return std::make_unique<CudaBackend>(options);
+}
 
 }  // namespace ftmpi

@@ -1,9 +1,9 @@
-// The dot product of few input rows with rows of a matrix, one warp at work. A lane computes one chunk of 32 columns; the
-// chunk values pass through shared memory, where a lane adds the 16 of a segment in rising order; the segments are added in
-// rising order by shuffles. Only for files compiled by nvcc.
+// The dot product of few input rows with rows of a matrix, one warp at work. A lane computes one chunk of 32
+// columns; the chunk values pass through shared memory, where a lane adds the 16 of a segment in rising
+// order; the segments are added in rising order by shuffles. Only for files compiled by nvcc.
 //
-// A set is 32 chunks of a row, one a lane. When a row has at most 16 chunks ("half"), the upper half of the warp works on
-// other rows than the lower one, so that no lane idles.
+// A set is 32 chunks of a row, one a lane. When a row has at most 16 chunks ("half"), the upper half of the
+// warp works on other rows than the lower one, so that no lane idles.
 #pragma once
 
 #include "device_code.hpp"
@@ -11,15 +11,20 @@
 
 namespace ftmpi::cuda {
 
-// ---- inputs in shared memory --------------------------------------------------------------------------------------
+// ---- inputs in shared memory
+// --------------------------------------------------------------------------------------
 
-/// Distance of two planes of a staged row, in 16-byte units: odd, so that neither filling nor reading has bank conflicts.
+/// Distance of two planes of a staged row, in 16-byte units: odd, so that neither filling nor reading has
+/// bank conflicts.
 __host__ __device__ constexpr int plane_pitch(int chunks) { return chunks | 1; }
-/// Planes of 16 bytes a chunk: 32 floats; or the two byte planes of 32 codes, then {-12 * sums of both groups, unit}.
+/// Planes of 16 bytes a chunk: 32 floats; or the two byte planes of 32 codes, then {-12 * sums of both
+/// groups, unit}.
 constexpr int kFloatPlanes = 8, kCodePlanes = 5;
 
-/// One row of floats: element k of chunk c is float k % 4 of to[k / 4 * pitch + c]; zeroes behind the last column.
-__device__ inline void stage_floats(const float* x, int cols, int chunks, float4* to, int thread, int threads) {
+/// One row of floats: element k of chunk c is float k % 4 of to[k / 4 * pitch + c]; zeroes behind the last
+/// column.
+__device__ inline void stage_floats(const float* x, int cols, int chunks, float4* to, int thread,
+                                    int threads) {
     const int pitch = plane_pitch(chunks);
     const bool wide = (reinterpret_cast<std::uintptr_t>(x) & 15) == 0;
     for (int i = thread; i < chunks * kFloatPlanes; i += threads) {
@@ -37,16 +42,17 @@ __device__ inline void stage_floats(const float* x, int cols, int chunks, float4
     }
 }
 
-/// Eight neighbouring activations as block fixed point. Four neighbouring lanes hold a chunk; all lanes of a warp call.
+/// Eight neighbouring activations as block fixed point. Four neighbouring lanes hold a chunk; all lanes of a
+/// warp call.
 struct CodeOctet {
     std::uint32_t high[2], low[2];  ///< q = num::kPlane * high + low, elements 0..3 and 4..7
     int minus12;                    ///< -12 * sum of the q of these lanes' group of 16
     float unit;                     ///< num::block_unit of the chunk
 };
 
-/// x * inverse is exact, or so small that it counts as 0, so one fma rounds as num::block_code does; the clamp there is never
-/// reached from the block's own exponent. Added to 1.5 * 2^23 an integer's lower two bytes are its low plane and, when 128 more,
-/// its high plane.
+/// x * inverse is exact, or so small that it counts as 0, so one fma rounds as num::block_code does; the
+/// clamp there is never reached from the block's own exponent. Added to 1.5 * 2^23 an integer's lower two
+/// bytes are its low plane and, when 128 more, its high plane.
 __device__ inline CodeOctet quantize_octet(const float (&x)[8]) {
     const auto larger = [](float a, float b) {  // of the magnitudes; NaN for a NaN
 #if defined(__CUDA_ARCH__)
@@ -58,7 +64,8 @@ __device__ inline CodeOctet quantize_octet(const float (&x)[8]) {
         return num::float_of(u > v ? u : v);
 #endif
     };
-    float most = larger(larger(larger(x[0], x[1]), larger(x[2], x[3])), larger(larger(x[4], x[5]), larger(x[6], x[7])));
+    float most = larger(larger(larger(x[0], x[1]), larger(x[2], x[3])),
+                        larger(larger(x[4], x[5]), larger(x[6], x[7])));
     most = larger(most, __shfl_xor_sync(kWholeWarp, most, 1));
     most = larger(most, __shfl_xor_sync(kWholeWarp, most, 2));
     const int e = num::block_exponent(num::bits_of(most));
@@ -75,7 +82,8 @@ __device__ inline CodeOctet quantize_octet(const float (&x)[8]) {
             high[i] = num::bits_of(num::fma(x[4 * half + i], inverse, magic + num::kPlane / 2));
         }
         out.low[half] = permute(permute(low[0], low[1], 0x0040u), permute(low[2], low[3], 0x0040u), 0x5410u);
-        out.high[half] = permute(permute(high[0], high[1], 0x0051u), permute(high[2], high[3], 0x0051u), 0x5410u);
+        out.high[half] =
+            permute(permute(high[0], high[1], 0x0051u), permute(high[2], high[3], 0x0051u), 0x5410u);
         if (!finite) out.low[half] = out.high[half] = 0;
         sum_low = dot4(out.low[half], 0x01010101u, sum_low);
         sum_high = dot4(out.high[half], 0x01010101u, sum_high);
@@ -89,7 +97,8 @@ __device__ inline CodeOctet quantize_octet(const float (&x)[8]) {
 /// Eight activations from column k, zeroes behind the last column.
 __device__ inline void load_octet(const float* x, int k, int cols, float (&v)[8]) {
     if ((reinterpret_cast<std::uintptr_t>(x) & 15) == 0 && k + 8 <= cols) {
-        const float4 a = *reinterpret_cast<const float4*>(x + k), b = *reinterpret_cast<const float4*>(x + k + 4);
+        const float4 a = *reinterpret_cast<const float4*>(x + k),
+                     b = *reinterpret_cast<const float4*>(x + k + 4);
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
         return;
     }
@@ -111,7 +120,8 @@ struct StagedRow {
             for (int i = 0; i < 8; ++i) v[i] = 0.0f;
             return;
         }
-        const float4 a = x[((2 * octet) & 7) * pitch + (octet >> 2)], b = x[((2 * octet + 1) & 7) * pitch + (octet >> 2)];
+        const float4 a = x[((2 * octet) & 7) * pitch + (octet >> 2)],
+                     b = x[((2 * octet + 1) & 7) * pitch + (octet >> 2)];
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     }
 };
@@ -120,8 +130,10 @@ struct StagedRow {
 __device__ __forceinline__ void store_octet(const CodeOctet& q, uint4* to, int pitch, int i) {
     const int chunk = i >> 2, part = i & 3, group = part >> 1;
     // Octet `part & 1` of its group: words 2 * (part & 1) and the next of the plane.
-    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + group * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.high[0], q.high[1]);
-    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + (2 + group) * pitch + chunk) + 2 * (part & 1)) = make_uint2(q.low[0], q.low[1]);
+    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + group * pitch + chunk) + 2 * (part & 1)) =
+        make_uint2(q.high[0], q.high[1]);
+    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint32_t*>(to + (2 + group) * pitch + chunk) +
+                              2 * (part & 1)) = make_uint2(q.low[0], q.low[1]);
     auto* meta = reinterpret_cast<std::uint32_t*>(to + 4 * pitch + chunk);
     if ((part & 1) == 0) meta[group] = static_cast<std::uint32_t>(q.minus12);
     if (part == 0) {
@@ -130,8 +142,8 @@ __device__ __forceinline__ void store_octet(const CodeOctet& q, uint4* to, int p
     }
 }
 
-/// One row as block fixed point. Planes 0, 1: high bytes of group 0, 1; 2, 3: low bytes; 4: {minus12 of both, unit, 0}.
-/// `threads` is a multiple of 32 and all of them call.
+/// One row as block fixed point. Planes 0, 1: high bytes of group 0, 1; 2, 3: low bytes; 4: {minus12 of both,
+/// unit, 0}. `threads` is a multiple of 32 and all of them call.
 template <class Row>
 __device__ inline void stage_codes(const Row& row, int cols, int chunks, uint4* to, int thread, int threads) {
     const int pitch = plane_pitch(chunks);
@@ -150,13 +162,15 @@ template <int kChunks>
 __device__ __forceinline__ void stage_whole_codes(const float* x, uint4* to, int thread, int threads) {
 #pragma unroll 1
     for (int i = thread; i < 4 * kChunks; i += threads) {
-        const float4 a = *reinterpret_cast<const float4*>(x + 8 * i), b = *reinterpret_cast<const float4*>(x + 8 * i + 4);
+        const float4 a = *reinterpret_cast<const float4*>(x + 8 * i),
+                     b = *reinterpret_cast<const float4*>(x + 8 * i + 4);
         const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
         store_octet(quantize_octet(v), to, plane_pitch(kChunks), i);
     }
 }
 
-// ---- rows of the matrix ---------------------------------------------------------------------------------------------
+// ---- rows of the matrix
+// ---------------------------------------------------------------------------------------------
 
 /// R rows: row r lies (r % H) steps and (r / H) jumps behind the first, H = R / 2 or 1.
 struct RowSet {
@@ -168,13 +182,14 @@ struct RowSet {
 constexpr int half_of(int r) { return r > 1 ? r / 2 : 1; }
 
 /// The lane's chunk of R rows.
-template <Format F, int R>
-struct Fetched {
+template <Format F, int R> struct Fetched {
     uint4 raw[R * pieces_of(F)];
-    std::uint32_t scale[R];  ///< nvfp4: two codes; mxfp4: one; fp8_block: the bits of the scale of the chunk's block
+    std::uint32_t
+        scale[R];  ///< nvfp4: two codes; mxfp4: one; fp8_block: the bits of the scale of the chunk's block
 };
 
-/// Reads chunk set + lane of the rows (half: chunk lane % 16). Rows with r % H >= limit are not touched and count as zeroes.
+/// Reads chunk set + lane of the rows (half: chunk lane % 16). Rows with r % H >= limit are not touched and
+/// count as zeroes.
 template <Format F, int R>
 __device__ __forceinline__ void fetch(Fetched<F, R>& f, const RowSet& rows, int set, int lane, int limit) {
     constexpr int P = pieces_of(F), H = half_of(R);
@@ -186,16 +201,22 @@ __device__ __forceinline__ void fetch(Fetched<F, R>& f, const RowSet& rows, int 
         const std::uint8_t* scales = rows.scales + (r % H) * rows.scale_step + (r / H) * rows.scale_jump;
 #pragma unroll
         for (int p = 0; p < P; ++p)
-            f.raw[r * P + p] = valid ? load_once(codes + static_cast<std::uint32_t>((set * P + p * n + lane) * kPiece)) : make_uint4(0, 0, 0, 0);
+            f.raw[r * P + p] =
+                valid ? load_once(codes + static_cast<std::uint32_t>((set * P + p * n + lane) * kPiece))
+                      : make_uint4(0, 0, 0, 0);
         f.scale[r] = 0;
         if (!valid) continue;
-        if constexpr (F == Format::nvfp4) f.scale[r] = __ldg(reinterpret_cast<const std::uint16_t*>(scales) + set + lane);
+        if constexpr (F == Format::nvfp4)
+            f.scale[r] = __ldg(reinterpret_cast<const std::uint16_t*>(scales) + set + lane);
         if constexpr (F == Format::mxfp4) f.scale[r] = __ldg(scales + set + lane);
-        if constexpr (F == Format::fp8_block) f.scale[r] = __ldg(reinterpret_cast<const std::uint32_t*>(scales) + (set + lane) / 4);
+        if constexpr (F == Format::fp8_block)
+            f.scale[r] = __ldg(reinterpret_cast<const std::uint32_t*>(scales) + (set + lane) / 4);
     }
 }
 
-__device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
 /// Value of a chunk of 4-bit weights from its group sums.
 template <Format F>
@@ -209,10 +230,11 @@ __device__ __forceinline__ float chunk_of_sums(int sum0, int sum1, std::uint32_t
     }
 }
 
-/// The values of chunk `chunk` of R rows with T input rows. `in` points at the first staged row, `between` 16-byte units from
-/// one to the next.
+/// The values of chunk `chunk` of R rows with T input rows. `in` points at the first staged row, `between`
+/// 16-byte units from one to the next.
 template <Format F, int R, int T>
-__device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4* in, int between, int pitch, int chunk, float (&v)[T][R]) {
+__device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4* in, int between, int pitch,
+                                             int chunk, float (&v)[T][R]) {
     if constexpr (is_4bit(F)) {
         std::uint32_t w[R][8];
 #pragma unroll
@@ -239,7 +261,8 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
                 }
             }
 #pragma unroll
-            for (int r = 0; r < R; ++r) v[t][r] = chunk_of_sums<F>(sum[0][r], sum[1][r], f.scale[r], num::float_of(meta.z));
+            for (int r = 0; r < R; ++r)
+                v[t][r] = chunk_of_sums<F>(sum[0][r], sum[1][r], f.scale[r], num::float_of(meta.z));
         }
     } else {
         constexpr int P = pieces_of(F), quads = kFloatPlanes / P;  // of four elements in a piece
@@ -255,7 +278,8 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
 #pragma unroll
                 for (int r = 0; r < R; ++r) {
                     if constexpr (F == Format::bf16) {
-                        const std::uint32_t a = word_of(f.raw[r * P + p], 2 * q), b = word_of(f.raw[r * P + p], 2 * q + 1);
+                        const std::uint32_t a = word_of(f.raw[r * P + p], 2 * q),
+                                            b = word_of(f.raw[r * P + p], 2 * q + 1);
                         w[r][0] = num::float_of(a << 16);
                         w[r][1] = num::float_of(a & 0xffff0000u);
                         w[r][2] = num::float_of(b << 16);
@@ -270,13 +294,15 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
 #pragma unroll
-                        for (int r = 0; r < R; ++r) v[t][r] = num::fma(w[r][i], num::float_of(word_of(bits, i)), v[t][r]);
+                        for (int r = 0; r < R; ++r)
+                            v[t][r] = num::fma(w[r][i], num::float_of(word_of(bits, i)), v[t][r]);
                 }
             }
     }
 }
 
-// ---- sums in the one order ------------------------------------------------------------------------------------------
+// ---- sums in the one order
+// ------------------------------------------------------------------------------------------
 
 constexpr int kSlots = 16, kSlotPitch = 36;
 /// Shared memory of one warp: 16 slots of a set's 32 chunk values, and 8 block scales a slot.
@@ -286,26 +312,28 @@ struct SumBuffer {
 };
 
 /// Adds up the chunk values of T x R results ("pairs", pair = t * R + r) set by set.
-template <Format F, int R, int T, bool Half>
-class OrderedSums {
+template <Format F, int R, int T, bool Half> class OrderedSums {
 public:
     static constexpr int kPairs = R * T, kSets = kSlots / kPairs;  ///< sets that wait in the buffer
     static_assert(kPairs <= kSlots && kSlots % kPairs == 0);
 
     __device__ OrderedSums(SumBuffer& buffer, int lane) : buffer_(buffer), lane_(lane) {}
 
-    /// The values of set number `set` (0, 1, ...); `valid` says that this lane has a chunk. `last`: no more sets come.
+    /// The values of set number `set` (0, 1, ...); `valid` says that this lane has a chunk. `last`: no more
+    /// sets come.
     __device__ void put(int set, bool valid, const float (&v)[T][R], const Fetched<F, R>& f, bool last) {
         const int waiting = set % kSets;
         if (set == 0) total_ = 0.0f;
 #pragma unroll
         for (int t = 0; t < T; ++t)
 #pragma unroll
-            for (int r = 0; r < R; ++r) buffer_.values[(waiting * kPairs + t * R + r) * kSlotPitch + lane_] = valid ? v[t][r] : 0.0f;
+            for (int r = 0; r < R; ++r)
+                buffer_.values[(waiting * kPairs + t * R + r) * kSlotPitch + lane_] = valid ? v[t][r] : 0.0f;
         if constexpr (F == Format::fp8_block)
             if ((lane_ & 3) == 0)
 #pragma unroll
-                for (int r = 0; r < R; ++r) buffer_.scales[(waiting * R + r) * 8 + (lane_ >> 2)] = num::float_of(f.scale[r]);
+                for (int r = 0; r < R; ++r)
+                    buffer_.scales[(waiting * R + r) * 8 + (lane_ >> 2)] = num::float_of(f.scale[r]);
         if (last || waiting == kSets - 1) add(waiting + 1);
     }
 

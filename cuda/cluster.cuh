@@ -1,5 +1,5 @@
-// Blocks of a cluster that write into one another's shared memory. For compute capability 9.0 and later: kernels that call this
-// are not launched on older cards, and compiled for one they stop there.
+// Blocks of a cluster that write into one another's shared memory. For compute capability 9.0 and later:
+// kernels that call this are not launched on older cards, and compiled for one they stop there.
 #pragma once
 
 #include "device_code.hpp"
@@ -12,8 +12,8 @@
 
 namespace ftmpi::cuda {
 
-/// Counts the bytes that other blocks send into this one's shared memory, phase by phase; a phase ends when the bytes expected
-/// in it have come. Lies in shared memory.
+/// Counts the bytes that other blocks send into this one's shared memory, phase by phase; a phase ends when
+/// the bytes expected in it have come. Lies in shared memory.
 struct Arrivals {
     std::uint64_t state;
 
@@ -27,7 +27,8 @@ struct Arrivals {
     /// By one thread, once a phase and not before the last one has ended. The bytes may be there already.
     __device__ __forceinline__ void expect(unsigned bytes) {
 #if FTMPI_HAS_CLUSTERS
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
+                     : "memory");
 #endif
     }
     /// Returns when the phase of this parity has ended; phases count from 0.
@@ -36,18 +37,21 @@ struct Arrivals {
         unsigned done = 0;
         do {
             asm volatile(
-                "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+                "selp.u32 %0, 1, 0, p; }"
                 : "=r"(done)
                 : "r"(address()), "r"(parity)
                 : "memory");
         } while (!done);
 #endif
     }
-    /// Writes two floats to where `place` lies in block `rank` of the cluster, for this object's like there to count.
+    /// Writes two floats to where `place` lies in block `rank` of the cluster, for this object's like there
+    /// to count.
     __device__ __forceinline__ void send(unsigned rank, float2* place, float2 v) {
 #if FTMPI_HAS_CLUSTERS
         asm volatile(
-            "{ .reg .b32 to, count; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 count, %1, %2;\n"
+            "{ .reg .b32 to, count; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 count, %1, "
+            "%2;\n"
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [count]; }" ::"r"(
                 static_cast<unsigned>(__cvta_generic_to_shared(place))),
             "r"(address()), "r"(rank), "f"(v.x), "f"(v.y)
@@ -56,10 +60,13 @@ struct Arrivals {
     }
 
 private:
-    __device__ __forceinline__ unsigned address() { return static_cast<unsigned>(__cvta_generic_to_shared(&state)); }
+    __device__ __forceinline__ unsigned address() {
+        return static_cast<unsigned>(__cvta_generic_to_shared(&state));
+    }
 };
 
-/// All threads of a cluster arrive, and wait for one another; only what comes before cluster_arrive() is seen by the others.
+/// All threads of a cluster arrive, and wait for one another; only what comes before cluster_arrive() is seen
+/// by the others.
 __device__ __forceinline__ void cluster_arrive_unordered() {
 #if FTMPI_HAS_CLUSTERS
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -77,8 +84,8 @@ __device__ __forceinline__ void cluster_wait() {
 }
 
 /// A launch in clusters of `blocks` neighbours in x; attributes[0] says so.
-inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned blocks, dim3 grid, dim3 block, std::size_t shared_bytes,
-                                      cudaStream_t stream) {
+inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned blocks, dim3 grid, dim3 block,
+                                      std::size_t shared_bytes, cudaStream_t stream) {
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = blocks;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
@@ -92,8 +99,8 @@ inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned 
     return config;
 }
 
-/// Whether the kernel may be launched on this device in clusters of `blocks`: its code and the device know them, and the device has room
-/// for one, which a part of a card (MIG) need not have.
+/// Whether the kernel may be launched on this device in clusters of `blocks`: its code and the device know
+/// them, and the device has room for one, which a part of a card (MIG) need not have.
 template <class... Parameters>
 bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, std::size_t shared_bytes) {
     int device = 0, clusters = 0;
@@ -101,7 +108,8 @@ bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, 
     FTMPI_CUDA(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
     if (clusters == 0 || !can_start_early(reinterpret_cast<const void*>(kernel))) return false;
     cudaLaunchAttribute attribute{};
-    const cudaLaunchConfig_t config = in_clusters(&attribute, blocks, dim3(blocks), block, shared_bytes, nullptr);
+    const cudaLaunchConfig_t config =
+        in_clusters(&attribute, blocks, dim3(blocks), block, shared_bytes, nullptr);
     int fit = 0;
     if (cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess) {
         cudaGetLastError();
@@ -112,15 +120,16 @@ bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, 
 
 /// As launch_when(), in clusters of `blocks` neighbours in x, at most 8.
 template <class... Parameters, class... Arguments>
-void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned blocks, dim3 grid, dim3 block,
-                     std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned blocks, dim3 grid,
+                     dim3 block, std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config = in_clusters(attributes, blocks, grid, block, shared_bytes, stream);
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     if (early) config.numAttrs = 2;
-    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx",
+          __FILE__, what);
 }
 
 }  // namespace ftmpi::cuda

@@ -1,9 +1,9 @@
 // Gated DeltaNet: the launcher, and the kernels for several rows of a slot.
 //
-// Rows of a slot are taken in runs of neighbours. A run goes through three kernels: convolution, norms and gates of all its
-// rows at once; the delta rule row by row with the state in registers, a block for 16 to 128 columns of a head; the gated norm.
-// At the real size the rule takes two chains of 32 fma a row, side by side, and two sums over lanes, about 0.12 us; the
-// others move 3 x 33 kB a row, 0.02 us.
+// Rows of a slot are taken in runs of neighbours. A run goes through three kernels: convolution, norms and
+// gates of all its rows at once; the delta rule row by row with the state in registers, a block for 16 to 128
+// columns of a head; the gated norm. At the real size the rule takes two chains of 32 fma a row, side by
+// side, and two sums over lanes, about 0.12 us; the others move 3 x 33 kB a row, 0.02 us.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -24,11 +24,12 @@ struct Runs {
 
 constexpr int kConvThreads = 128, kConvRows = 16;
 
-/// Convolution, SiLU and, for q and k, l2 normalisation of kConvRows rows of one head, to conv [rows][channels]; the last
-/// block in y does the gates [rows][value heads]. Grid: row tiles, q heads + k heads + v heads + 1, runs.
+/// Convolution, SiLU and, for q and k, l2 normalisation of kConvRows rows of one head, to conv
+/// [rows][channels]; the last block in y does the gates [rows][value heads]. Grid: row tiles, q heads + k
+/// heads + v heads + 1, runs.
 __global__ void __launch_bounds__(kConvThreads)
-    convolve_rows(DeltaNet net, Runs runs, const Row* rows, const float* qkv, const float* b, const float* a, float* conv,
-                  float2* gates, float inverse_root) {
+    convolve_rows(DeltaNet net, Runs runs, const Row* rows, const float* qkv, const float* b, const float* a,
+                  float* conv, float2* gates, float inverse_root) {
     __shared__ __align__(16) float tile[kConvRows][kMostDeltaDim];
     const Run run = runs.run[blockIdx.z];
     const int start = static_cast<int>(blockIdx.x) * kConvRows, thread = static_cast<int>(threadIdx.x);
@@ -92,12 +93,12 @@ __global__ void __launch_bounds__(kConvThreads)
 
 constexpr int kRuleThreads = 128;
 
-/// The delta rule of a run for some columns of one value head; out gets the result before its norm. Also moves the convolution
-/// state on, which convolve_rows has read. Grid: value heads * column groups, runs.
+/// The delta rule of a run for some columns of one value head; out gets the result before its norm. Also
+/// moves the convolution state on, which convolve_rows has read. Grid: value heads * column groups, runs.
 template <int kChunks>
 __global__ void __launch_bounds__(kRuleThreads)
-    delta_rows(DeltaNet net, Runs runs, const Row* rows, const float* qkv, const float* conv, const float2* gates, float* out,
-               std::int64_t stride, int column_groups) {
+    delta_rows(DeltaNet net, Runs runs, const Row* rows, const float* qkv, const float* conv,
+               const float2* gates, float* out, std::int64_t stride, int column_groups) {
     constexpr int kColumns = 32 / kChunks, kBlockColumns = kRuleThreads / kChunks;
     constexpr int kTokens = kChunks == 8 ? 8 : 16;  // of a buffer
     struct Buffer {
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(kRuleThreads)
     __shared__ __align__(16) Buffer buffers[2];
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int key_dim = net.key_dim, value_dim = net.value_dim, channels = channels_of(net);
-    const int head = static_cast<int>(blockIdx.x) / column_groups, group = static_cast<int>(blockIdx.x) % column_groups;
+    const int head = static_cast<int>(blockIdx.x) / column_groups,
+              group = static_cast<int>(blockIdx.x) % column_groups;
     const int key_head = head / (net.value_heads / net.key_heads);
     const Run run = runs.run[blockIdx.y];
     const std::int64_t slot = rows[run.first].slot;
@@ -139,12 +141,14 @@ __global__ void __launch_bounds__(kRuleThreads)
         }
         for (int i = thread; i < n * value_words; i += kRuleThreads) {
             const int t = i / value_words, j = i % value_words * 4;
-            const float* p = from + std::int64_t{start + t} * channels + 2 * net.key_heads * key_dim + head * value_dim;
+            const float* p =
+                from + std::int64_t{start + t} * channels + 2 * net.key_heads * key_dim + head * value_dim;
             __pipeline_memcpy_async(&to.value[t][j], p + first_column + j, 16);
         }
         if (thread < n)
-            __pipeline_memcpy_async(&to.gate[thread],
-                                    gates + (std::int64_t{run.first} + start + thread) * net.value_heads + head, 8);
+            __pipeline_memcpy_async(
+                &to.gate[thread], gates + (std::int64_t{run.first} + start + thread) * net.value_heads + head,
+                8);
     };
 
     fetch(0, buffers[0]);
@@ -155,7 +159,8 @@ __global__ void __launch_bounds__(kRuleThreads)
         __pipeline_wait_prior(1);
         __syncthreads();
         const Buffer& in = buffers[now];
-        const int n = run.rows - start < kTokens ? run.rows - start : kTokens, own = lane / kColumns * kSpread;
+        const int n = run.rows - start < kTokens ? run.rows - start : kTokens,
+                  own = lane / kColumns * kSpread;
         float c = chunk.decay_and_read(&in.key[0][own], in.gate[0].y);
         for (int t = 0; t < n; ++t) {
             const float d = in.gate[t].x * (in.value[t][own_column] - add_chunks<kChunks>(c));
@@ -175,10 +180,12 @@ __global__ void __launch_bounds__(kRuleThreads)
     float* conv_state = net.conv_state + slot * before * channels;
     for (int c = static_cast<int>(blockIdx.x) * kRuleThreads + thread; c < channels;
          c += static_cast<int>(gridDim.x) * kRuleThreads)
-        for (int s = 0; s < before; ++s) {  // rising: an entry is read, at a higher index, before it is overwritten
+        for (int s = 0; s < before;
+             ++s) {  // rising: an entry is read, at a higher index, before it is overwritten
             const int row = run.rows - before + s;
-            conv_state[std::int64_t{s} * channels + c] = row < 0 ? conv_state[std::int64_t{before + row} * channels + c]
-                                                                 : qkv[(std::int64_t{run.first} + row) * channels + c];
+            conv_state[std::int64_t{s} * channels + c] =
+                row < 0 ? conv_state[std::int64_t{before + row} * channels + c]
+                        : qkv[(std::int64_t{run.first} + row) * channels + c];
         }
 }
 
@@ -188,7 +195,8 @@ constexpr int kNormWarps = 8;
 __global__ void __launch_bounds__(kNormWarps * 32)
     gated_norms(DeltaNet net, std::int64_t count, const float* z, float* out, std::int64_t stride) {
     __shared__ __align__(16) float vectors[kNormWarps][kMostDeltaDim];
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, dim = net.value_dim;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+              dim = net.value_dim;
     const std::int64_t i = std::int64_t{blockIdx.x} * kNormWarps + warp;
     if (i >= count) return;
     float* x = vectors[warp];
@@ -217,11 +225,14 @@ Memory memory_of(void* scratch, std::int64_t rows, std::int64_t channels, int va
 }
 
 void check_geometry(int taps, int key_heads, int key_dim, int value_dim) {
-    if (taps < 2 || taps > kMostTaps) refuse("a convolution of " + std::to_string(taps) + " taps", "2 to " + std::to_string(kMostTaps));
+    if (taps < 2 || taps > kMostTaps)
+        refuse("a convolution of " + std::to_string(taps) + " taps", "2 to " + std::to_string(kMostTaps));
     for (const int dim : {key_dim, value_dim})
         if (dim < 4 || dim % 4 || dim > kMostDeltaDim)
-            refuse("delta net heads of " + std::to_string(dim) + " elements", "multiples of 4 up to " + std::to_string(kMostDeltaDim));
-    if (key_heads > kTickets) refuse(std::to_string(key_heads) + " key heads", "up to " + std::to_string(kTickets) + " a rank");
+            refuse("delta net heads of " + std::to_string(dim) + " elements",
+                   "multiples of 4 up to " + std::to_string(kMostDeltaDim));
+    if (key_heads > kTickets)
+        refuse(std::to_string(key_heads) + " key heads", "up to " + std::to_string(kTickets) + " a rank");
 }
 
 }  // namespace
@@ -240,20 +251,24 @@ void check_delta_net_limits(const StepLimits& l) {
 }
 
 std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads, int key_dim, int value_dim) {
-    const std::int64_t channels = std::int64_t{2} * key_heads * key_dim + std::int64_t{value_heads} * value_dim;
+    const std::int64_t channels =
+        std::int64_t{2} * key_heads * key_dim + std::int64_t{value_heads} * value_dim;
     return memory_of(nullptr, rows, channels, value_heads).bytes;
 }
 
-void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool early) {
+void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+               const float* a, float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream,
+               bool early) {
     if (rows.count() == 0 || net.key_heads == 0) return;
     check_geometry(net.taps, net.key_heads, net.key_dim, net.value_dim);
     if (net.value_heads % net.key_heads)
-        throw Error(Exit::failure, std::to_string(net.value_heads) + " value heads for " + std::to_string(net.key_heads) + " key heads");
+        throw Error(Exit::failure, std::to_string(net.value_heads) + " value heads for " +
+                                       std::to_string(net.key_heads) + " key heads");
     const Memory memory = memory_of(scratch.data, rows.count(), net.channels(), net.value_heads);
     check_scratch("delta_net", memory.bytes, scratch);
     if (one_row_a_slot(rows)) {
-        delta_net_step(net, rows, qkv, z, b, a, out, stride, zeroed_tickets(scratch, memory.tickets, kTickets, stream), early, stream);
+        delta_net_step(net, rows, qkv, z, b, a, out, stride,
+                       zeroed_tickets(scratch, memory.tickets, kTickets, stream), early, stream);
         return;
     }
 
@@ -262,7 +277,8 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
     const int column_groups = (net.value_dim + columns - 1) / columns;
     const float inverse_root = num::inverse_root_of(net.key_dim);
     const auto count = static_cast<std::int32_t>(rows.count());
-    for (std::int32_t r = 0; r < count;) {  // runs of different slots together, runs of one slot after each other
+    for (std::int32_t r = 0;
+         r < count;) {  // runs of different slots together, runs of one slot after each other
         Runs runs{};
         unsigned n = 0;
         std::int32_t most = 0;
@@ -278,10 +294,13 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
             r = end;
         }
         const auto tiles = static_cast<unsigned>((most + kConvRows - 1) / kConvRows);
-        launch("convolve_rows", convolve_rows, dim3(tiles, static_cast<unsigned>(2 * net.key_heads + net.value_heads + 1), n),
-               dim3(kConvThreads), 0, stream, net, runs, rows.device, qkv, b, a, memory.conv, memory.gates, inverse_root);
-        launch("delta_rows", rule, dim3(static_cast<unsigned>(net.value_heads * column_groups), n), dim3(kRuleThreads), 0,
-               stream, net, runs, rows.device, qkv, memory.conv, memory.gates, out, stride, column_groups);
+        launch("convolve_rows", convolve_rows,
+               dim3(tiles, static_cast<unsigned>(2 * net.key_heads + net.value_heads + 1), n),
+               dim3(kConvThreads), 0, stream, net, runs, rows.device, qkv, b, a, memory.conv, memory.gates,
+               inverse_root);
+        launch("delta_rows", rule, dim3(static_cast<unsigned>(net.value_heads * column_groups), n),
+               dim3(kRuleThreads), 0, stream, net, runs, rows.device, qkv, memory.conv, memory.gates, out,
+               stride, column_groups);
     }
     const std::int64_t vectors = rows.count() * net.value_heads;
     launch("gated_norms", gated_norms, dim3(static_cast<unsigned>((vectors + kNormWarps - 1) / kNormWarps)),

@@ -1,4 +1,5 @@
-// Private to the Gated DeltaNet's kernels: the convolution window of a channel and the delta rule with its chunks on lanes.
+// Private to the Gated DeltaNet's kernels: the convolution window of a channel and the delta rule with its
+// chunks on lanes.
 #pragma once
 
 #include "mixers.cuh"
@@ -13,7 +14,8 @@ __device__ __forceinline__ int channels_of(const DeltaNet& net) {
 }
 
 /// num::causal_conv with window and weights in registers, then SiLU. w[j] and u[j] count for j < taps.
-__device__ __forceinline__ float convolved(const float (&w)[kMostTaps], const float (&u)[kMostTaps], int taps) {
+__device__ __forceinline__ float convolved(const float (&w)[kMostTaps], const float (&u)[kMostTaps],
+                                           int taps) {
     float c = w[0] * u[0];
 #pragma unroll
     for (int j = 1; j < kMostTaps; ++j)
@@ -21,9 +23,9 @@ __device__ __forceinline__ float convolved(const float (&w)[kMostTaps], const fl
     return num::silu(c);
 }
 
-/// The sum of a column's chunk values in rising order, in every lane of the column. Lane = chunk * columns + column.
-template <int kChunks>
-__device__ __forceinline__ float add_chunks(float c) {
+/// The sum of a column's chunk values in rising order, in every lane of the column. Lane = chunk * columns +
+/// column.
+template <int kChunks> __device__ __forceinline__ float add_chunks(float c) {
     constexpr int kColumns = 32 / kChunks;
     const int column = static_cast<int>(threadIdx.x) % kColumns;
     float chunk[kChunks];
@@ -35,7 +37,8 @@ __device__ __forceinline__ float add_chunks(float c) {
     return 0.0f + segment;
 }
 
-/// 32 rows of one column of a head's state in a thread's registers. Rows beyond key_dim are zero and stay zero.
+/// 32 rows of one column of a head's state in a thread's registers. Rows beyond key_dim are zero and stay
+/// zero.
 struct StateChunk {
     float s[num::kChunk];
 
@@ -66,7 +69,8 @@ struct StateChunk {
         float c = 0.0f;
 #pragma unroll
         for (int i = 0; i < num::kChunk; i += 4) {
-            const float4 k = *reinterpret_cast<const float4*>(key + i), q = *reinterpret_cast<const float4*>(query + i);
+            const float4 k = *reinterpret_cast<const float4*>(key + i),
+                         q = *reinterpret_cast<const float4*>(query + i);
             write_one(s[i], k.x, q.x, d, c);
             write_one(s[i + 1], k.y, q.y, d, c);
             write_one(s[i + 2], k.z, q.z, d, c);
@@ -74,15 +78,16 @@ struct StateChunk {
         }
         return c;
     }
-    /// write_and_read of one token and decay_and_read of the next in one pass, so that their chains run side by side. Returns
-    /// the first token's chunk and leaves the second's in `next`.
-    __device__ __forceinline__ float both(const float* key, const float* query, float d, const float* next_key,
-                                          float next_decay, float& next) {
+    /// write_and_read of one token and decay_and_read of the next in one pass, so that their chains run side
+    /// by side. Returns the first token's chunk and leaves the second's in `next`.
+    __device__ __forceinline__ float both(const float* key, const float* query, float d,
+                                          const float* next_key, float next_decay, float& next) {
         float c = 0.0f;
         next = 0.0f;
 #pragma unroll
         for (int i = 0; i < num::kChunk; i += 4) {
-            const float4 k = *reinterpret_cast<const float4*>(key + i), q = *reinterpret_cast<const float4*>(query + i);
+            const float4 k = *reinterpret_cast<const float4*>(key + i),
+                         q = *reinterpret_cast<const float4*>(query + i);
             const float4 n = *reinterpret_cast<const float4*>(next_key + i);
             write_one(s[i], k.x, q.x, d, c);
             decay_one(s[i], n.x, next_decay, next);
@@ -108,11 +113,14 @@ private:
 };
 
 /// Rows of a launch over one row a slot; tickets as Scratch says, early as delta_net()'s.
-void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                    float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream);
+void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                    const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
+                    cudaStream_t stream);
 
-/// The same for sizes that a kernel of their own knows, of at most kTickets / key_heads rows. False: not these sizes, nothing was launched.
-bool delta_net_step_known(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                          float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream);
+/// The same for sizes that a kernel of their own knows, of at most kTickets / key_heads rows. False: not
+/// these sizes, nothing was launched.
+bool delta_net_step_known(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
+                          const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
+                          bool early, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

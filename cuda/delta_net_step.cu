@@ -1,8 +1,8 @@
-// Gated DeltaNet for one token of each slot, of any size: everything in one kernel, a block for each value head of each row. Sizes of
-// real models have a kernel of their own in delta_net_step_known.cu.
+// Gated DeltaNet for one token of each slot, of any size: everything in one kernel, a block for each value
+// head of each row. Sizes of real models have a kernel of their own in delta_net_step_known.cu.
 //
-// At 32 heads of 128 x 128 it moves 4.2 MB a row (the state, read and written), 0.93 us at 4.52 TB/s; the state is asked for
-// first, so that the convolution, the norms and the gates run while it is on the way.
+// At 32 heads of 128 x 128 it moves 4.2 MB a row (the state, read and written), 0.93 us at 4.52 TB/s; the
+// state is asked for first, so that the convolution, the norms and the gates run while it is on the way.
 #include <algorithm>
 
 #include "delta_net.cuh"
@@ -11,15 +11,16 @@ namespace ftmpi::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kGateThread = kThreads - 1, kTicketThread = 5 * 32;  // in warps that have nothing else to do then
+constexpr int kGateThread = kThreads - 1,
+              kTicketThread = 5 * 32;  // in warps that have nothing else to do then
 
 /// kChunks: chunks of the key dimension; a column's chunks are on different lanes of a warp.
-/// The value heads of a key head all convolve its q and k, from the same convolution state: the last of them to have read
-/// it moves it on. `tickets`: one for each key head of each row.
+/// The value heads of a key head all convolve its q and k, from the same convolution state: the last of them
+/// to have read it moves it on. `tickets`: one for each key head of each row.
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads)
-    delta_step(DeltaNet net, const Row* rows, const float* qkv, const float* z, const float* b, const float* a, float* out,
-               std::int64_t stride, unsigned* tickets, float inverse_root) {
+    delta_step(DeltaNet net, const Row* rows, const float* qkv, const float* z, const float* b,
+               const float* a, float* out, std::int64_t stride, unsigned* tickets, float inverse_root) {
     constexpr int kColumns = 32 / kChunks, kBlockColumns = kThreads / kChunks;
     __shared__ __align__(16) float query[kChunks * kSpread];
     __shared__ __align__(16) float key[kChunks * kSpread];
@@ -30,10 +31,12 @@ __global__ void __launch_bounds__(kThreads)
 
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int key_dim = net.key_dim, value_dim = net.value_dim, channels = channels_of(net);
-    const int head = static_cast<int>(blockIdx.x), heads = net.value_heads / net.key_heads, key_head = head / heads;
+    const int head = static_cast<int>(blockIdx.x), heads = net.value_heads / net.key_heads,
+              key_head = head / heads;
     const std::int64_t row = blockIdx.y, slot = rows[row].slot;
     const int first_key = lane / kColumns * num::kChunk, own_keys = key_dim - first_key;
-    float* state = net.state + (slot * net.value_heads + head) * key_dim * value_dim + std::int64_t{first_key} * value_dim;
+    float* state = net.state + (slot * net.value_heads + head) * key_dim * value_dim +
+                   std::int64_t{first_key} * value_dim;
     float* conv_state = net.conv_state + slot * (net.taps - 1) * channels;
     qkv += row * channels;
 
@@ -62,12 +65,9 @@ __global__ void __launch_bounds__(kThreads)
             if (j == net.taps - 1) u[j] = qkv[channel];
         }
         const float x = convolved(w, u, net.taps);
-        if (is_value)
-            value[c - 2 * key_dim] = x;
-        else if (c >= key_dim)
-            key[place(c - key_dim, kSpread)] = x;
-        else
-            query[place(c, kSpread)] = x;
+        if (is_value) value[c - 2 * key_dim] = x;
+        else if (c >= key_dim) key[place(c - key_dim, kSpread)] = x;
+        else query[place(c, kSpread)] = x;
         if (is_value || heads == 1)
 #pragma unroll
             for (int j = 0; j + 1 < kMostTaps; ++j)
@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (warp < 2) {
         float* x = warp == 0 ? query : key;
-        const float scale = num::l2_scale(warp_squares(x, key_dim, kSpread)), root = warp == 0 ? inverse_root : 1.0f;
+        const float scale = num::l2_scale(warp_squares(x, key_dim, kSpread)),
+                    root = warp == 0 ? inverse_root : 1.0f;
         __syncwarp();
         for (int i = lane; i < kChunks * num::kChunk; i += 32) {
             const int p = place(i, kSpread);
@@ -107,35 +108,44 @@ __global__ void __launch_bounds__(kThreads)
     if (warp * 32 < value_dim) {
         const float scale = num::rms_scale(warp_squares(result, value_dim, num::kChunk), value_dim, net.eps);
         if (thread < value_dim)
-            out[row * stride + head * value_dim + thread] = num::gated_norm(result[thread], scale, weight, gate);
+            out[row * stride + head * value_dim + thread] =
+                num::gated_norm(result[thread], scale, weight, gate);
     }
     if (!last) return;
     __threadfence();
     if (thread == 0) *ticket = 0;
     for (int c = thread; c < 2 * key_dim; c += kThreads) {
-        const int channel = c >= key_dim ? (net.key_heads + key_head) * key_dim + c - key_dim : key_head * key_dim + c;
+        const int channel =
+            c >= key_dim ? (net.key_heads + key_head) * key_dim + c - key_dim : key_head * key_dim + c;
         float* p = conv_state + channel;
-        for (int j = 0; j + 2 < net.taps; ++j) p[std::int64_t{j} * channels] = p[std::int64_t{j + 1} * channels];
+        for (int j = 0; j + 2 < net.taps; ++j)
+            p[std::int64_t{j} * channels] = p[std::int64_t{j + 1} * channels];
         p[std::int64_t{net.taps - 2} * channels] = qkv[channel];
     }
 }
 
 }  // namespace
 
-void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                    float* out, std::int64_t stride, unsigned* tickets, bool early, cudaStream_t stream) {
-    const auto kernel = net.key_dim <= 32 ? delta_step<1> : net.key_dim <= 128 ? delta_step<4> : delta_step<8>;
+void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                    const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
+                    cudaStream_t stream) {
+    const auto kernel = net.key_dim <= 32    ? delta_step<1>
+                        : net.key_dim <= 128 ? delta_step<4>
+                                             : delta_step<8>;
     const float inverse_root = num::inverse_root_of(net.key_dim);
     const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
     for (std::int64_t r = 0; r < rows.count(); r += batch) {
         const std::int64_t n = std::min(batch, rows.count() - r);
-        const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)), rows.device + r};
-        if (delta_net_step_known(net, part, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values, a + r * values,
-                                 out + r * stride, stride, tickets, early, stream))
+        const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)),
+                        rows.device + r};
+        if (delta_net_step_known(net, part, qkv + r * net.channels(), z + r * values * net.value_dim,
+                                 b + r * values, a + r * values, out + r * stride, stride, tickets, early,
+                                 stream))
             continue;
-        launch("delta_step", kernel, dim3(static_cast<unsigned>(values), static_cast<unsigned>(n)), dim3(kThreads), 0, stream,
-               net, rows.device + r, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values, a + r * values,
-               out + r * stride, stride, tickets, inverse_root);
+        launch("delta_step", kernel, dim3(static_cast<unsigned>(values), static_cast<unsigned>(n)),
+               dim3(kThreads), 0, stream, net, rows.device + r, qkv + r * net.channels(),
+               z + r * values * net.value_dim, b + r * values, a + r * values, out + r * stride, stride,
+               tickets, inverse_root);
     }
 }
 

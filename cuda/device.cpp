@@ -14,7 +14,8 @@
 namespace ftmpi::cuda {
 namespace {
 
-/// The few calls of the driver's management library that are used. Their numbers and signatures are fixed by its ABI.
+/// The few calls of the driver's management library that are used. Their numbers and signatures are fixed by
+/// its ABI.
 class Nvml {
 public:
     Nvml() : library_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
@@ -40,7 +41,8 @@ public:
         using Read = int (*)(void*, char*, unsigned);
         char value[96] = {};
         const auto read = symbol<Read>(name);
-        return read != nullptr && device != nullptr && read(device, value, sizeof value - 1) == 0 ? value : "";
+        return read != nullptr && device != nullptr && read(device, value, sizeof value - 1) == 0 ? value
+                                                                                                  : "";
     }
     std::string driver() const {
         using Read = int (*)(char*, unsigned);
@@ -63,8 +65,7 @@ public:
     }
 
 private:
-    template <class F>
-    F symbol(const char* name) const {
+    template <class F> F symbol(const char* name) const {
         return library_ == nullptr ? nullptr : reinterpret_cast<F>(dlsym(library_, name));
     }
     void close() {
@@ -96,8 +97,8 @@ std::string peers_of(int device) {
         FTMPI_CUDA(cudaGetDeviceProperties(&properties, peer));
         int direct = 0, atomics = 0;
         FTMPI_CUDA(cudaDeviceCanAccessPeer(&direct, device, peer));
-        if (direct != 0 &&
-            cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, peer) != cudaSuccess)
+        if (direct != 0 && cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device,
+                                                     peer) != cudaSuccess)
             cudaGetLastError();
         text += (text.empty() ? "" : " ") + uuid_of(properties) +
                 (direct == 0    ? "=none"
@@ -138,8 +139,8 @@ GpuFacts gpu_facts(int device) {
     FTMPI_CUDA(cudaDeviceGetPCIBusId(pci, sizeof pci, device));
     facts.pci = pci;
     // Kilohertz of a clock whose both edges carry data, and bits.
-    facts.gb_per_s =
-        2e3 * attribute(cudaDevAttrMemoryClockRate, device) * attribute(cudaDevAttrGlobalMemoryBusWidth, device) / 8 / 1e9;
+    facts.gb_per_s = 2e3 * attribute(cudaDevAttrMemoryClockRate, device) *
+                     attribute(cudaDevAttrGlobalMemoryBusWidth, device) / 8 / 1e9;
     facts.peers = peers_of(device);
 
     const Nvml nvml;

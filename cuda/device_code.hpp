@@ -1,5 +1,5 @@
-// What kernels share: launching, wide loads, byte permutes, exact decoding of codes. Only for files compiled by nvcc.
-// Every form for a newer architecture has an equal one for older ones.
+// What kernels share: launching, wide loads, byte permutes, exact decoding of codes. Only for files compiled
+// by nvcc. Every form for a newer architecture has an equal one for older ones.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,14 +12,15 @@
 
 namespace ftmpi::cuda {
 
-/// Dynamic shared memory is asked for in whole pieces of 16 bytes: ptxas joins scalar loads that may turn out not to be wanted, as
-/// in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and that must not go beyond what the block has.
+/// Dynamic shared memory is asked for in whole pieces of 16 bytes: ptxas joins scalar loads that may turn out
+/// not to be wanted, as in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and
+/// that must not go beyond what the block has.
 constexpr std::size_t whole_pieces(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
 
 /// launch() or launch_early().
 template <class... Parameters, class... Arguments>
-void launch_when(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                 cudaStream_t stream, Arguments... arguments) {
+void launch_when(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                 std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
@@ -31,7 +32,8 @@ void launch_when(bool early, const char* what, void (*kernel)(Parameters...), di
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = early && can_start_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
-    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx", __FILE__, what);
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx",
+          __FILE__, what);
 }
 
 /// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.
@@ -41,19 +43,20 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
     launch_when(false, what, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
-/// The same for a kernel that calls await_previous(): where the card can, its blocks start as soon as the blocks of the kernel before
-/// have called start_next() or are done and leave room, so that a kernel's start and its first weights hide behind the end of
-/// the one before.
+/// The same for a kernel that calls await_previous(): where the card can, its blocks start as soon as the
+/// blocks of the kernel before have called start_next() or are done and leave room, so that a kernel's start
+/// and its first weights hide behind the end of the one before.
 template <class... Parameters, class... Arguments>
-void launch_early(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                  cudaStream_t stream, Arguments... arguments) {
+void launch_early(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                  std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
     launch_when(true, what, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
-// In kernels of launch_early(). Before await_previous() a kernel may only read what no kernel of the same step has written: weights,
-// Row::slot and Row::position, the states and the cache of earlier tokens; and, with __ldcg(), the experts' ids, which every
-// kernel that writes them publishes before the next one can start. It must write nothing. Every block that does
-// anything calls it, also when it needs nothing of the kernel before: the kernels behind rely on it.
+// In kernels of launch_early(). Before await_previous() a kernel may only read what no kernel of the same
+// step has written: weights, Row::slot and Row::position, the states and the cache of earlier tokens; and,
+// with __ldcg(), the experts' ids, which every kernel that writes them publishes before the next one can
+// start. It must write nothing. Every block that does anything calls it, also when it needs nothing of the
+// kernel before: the kernels behind rely on it.
 __device__ __forceinline__ void start_next() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -72,9 +75,9 @@ __device__ __forceinline__ void await_previous() {
 }
 
 /// Lets a kernel take more than 48 KiB of shared memory.
-template <class... Parameters>
-void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
-    FTMPI_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+template <class... Parameters> void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
+    FTMPI_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(whole_pieces(bytes))));
 }
 
@@ -90,14 +93,17 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 __device__ __forceinline__ uint4 load_once(const void* p) {
 #if defined(__CUDA_ARCH__)
     uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p));
     return v;
 #else
     return *static_cast<const uint4*>(p);
 #endif
 }
 
-/// Byte permute, default mode: nibble i of the selector picks byte 0..7 of {b, a}; its high bit replicates that byte's sign.
+/// Byte permute, default mode: nibble i of the selector picks byte 0..7 of {b, a}; its high bit replicates
+/// that byte's sign.
 __device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
 #if defined(__CUDA_ARCH__)
     std::uint32_t r;
@@ -131,9 +137,12 @@ __device__ __forceinline__ void decode_e4m3_pair(std::uint32_t codes, float& fir
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     std::uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
-    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }" : "=f"(first), "=f"(second) : "r"(halves));
+    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
+        : "=f"(first), "=f"(second)
+        : "r"(halves));
 #else
-    // The code's exponent and fraction in a float's places are its value times 2^-120, subnormal codes included.
+    // The code's exponent and fraction in a float's places are its value times 2^-120, subnormal codes
+    // included.
     const float up = num::pow2(120);
     first = num::float_of(((codes << 24) & 0x80000000u) | ((codes << 20) & 0x07f00000u)) * up;
     second = num::float_of(((codes << 16) & 0x80000000u) | ((codes << 12) & 0x07f00000u)) * up;
@@ -145,8 +154,8 @@ __device__ __forceinline__ void decode_e4m3(std::uint32_t codes, float (&w)[4]) 
     decode_e4m3_pair(codes >> 16, w[2], w[3]);
 }
 
-/// Eight e2m1 codes as bytes of 12 + twice their value, the lower four and the upper four: each table serves one sign, the
-/// other sign's bytes come out as 0.
+/// Eight e2m1 codes as bytes of 12 + twice their value, the lower four and the upper four: each table serves
+/// one sign, the other sign's bytes come out as 0.
 __device__ __forceinline__ void decode_e2m1(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
     const std::uint32_t flipped = codes ^ 0x88888888u;
     low = permute(0x0f0e0d0cu, 0x18141210u, codes) | permute(0x090a0b0cu, 0x00040608u, flipped);
@@ -154,17 +163,21 @@ __device__ __forceinline__ void decode_e2m1(std::uint32_t codes, std::uint32_t& 
 }
 
 /// The same as signed bytes of twice their value.
-__device__ __forceinline__ void decode_e2m1_signed(std::uint32_t codes, std::uint32_t& low, std::uint32_t& high) {
+__device__ __forceinline__ void decode_e2m1_signed(std::uint32_t codes, std::uint32_t& low,
+                                                   std::uint32_t& high) {
     decode_e2m1(codes, low, high);
     low = ((low | 0x80808080u) - 0x0c0c0c0cu) ^ 0x80808080u;  // 12 less in each byte, without borrowing
     high = ((high | 0x80808080u) - 0x0c0c0c0cu) ^ 0x80808080u;
 }
 
-/// The product of 16 x 16 and 16 x 8 signed bytes on a warp: lane 4g + w gives elements 4w .. 4w + 3 of rows g (a0) and
-/// g + 8 (a1) and of column g (b), and gets columns 2w, 2w + 1 of row g (c[0], c[1]) and of row g + 8.
-__device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t b) {
+/// The product of 16 x 16 and 16 x 8 signed bytes on a warp: lane 4g + w gives elements 4w .. 4w + 3 of rows
+/// g (a0) and g + 8 (a1) and of column g (b), and gets columns 2w, 2w + 1 of row g (c[0], c[1]) and of row g
+/// + 8.
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, std::uint32_t a1,
+                                               std::uint32_t b) {
 #if defined(__CUDA_ARCH__)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
         : "r"(a0), "r"(a1), "r"(b), "r"(0));
 #else
@@ -172,16 +185,20 @@ __device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, st
     for (int i = 0; i < 4; ++i) c[i] = 0;
     for (int k = 0; k < 4; ++k)
         for (int i = 0; i < 4; ++i) {
-            const std::uint32_t from0 = __shfl_sync(kWholeWarp, a0, 4 * g + k), from1 = __shfl_sync(kWholeWarp, a1, 4 * g + k);
+            const std::uint32_t from0 = __shfl_sync(kWholeWarp, a0, 4 * g + k),
+                                from1 = __shfl_sync(kWholeWarp, a1, 4 * g + k);
             c[i] = dot4(i < 2 ? from0 : from1, __shfl_sync(kWholeWarp, b, 4 * (2 * w + i % 2) + k), c[i]);
         }
 #endif
 }
 
-/// Copies 16 bytes from device to shared memory behind the thread's back, to be waited for by its groups in order.
+/// Copies 16 bytes from device to shared memory behind the thread's back, to be waited for by its groups in
+/// order.
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
 #if defined(__CUDA_ARCH__)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(shared))),
+                 "l"(global)
                  : "memory");
 #else
     *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
@@ -193,8 +210,7 @@ __device__ __forceinline__ void close_copy_group() {
 #endif
 }
 /// Returns when all but the last N groups of this thread have arrived.
-template <int N>
-__device__ __forceinline__ void wait_copy_groups() {
+template <int N> __device__ __forceinline__ void wait_copy_groups() {
 #if defined(__CUDA_ARCH__)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif

@@ -12,7 +12,8 @@ namespace {
 constexpr std::size_t shortest_prefix = 4;
 
 std::string lower(std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return text;
 }
 
@@ -44,8 +45,8 @@ GpuChoice unasked(const std::vector<RankGpus>& ranks, std::size_t rank) {
     if (device >= mine.visible.size())
         throw Error(Exit::usage,
                     name_of(ranks, rank) + " is number " + std::to_string(mine.local_rank) +
-                        ", from 0, of its host's ranks, but sees " + counted(mine.visible.size(), "GPU") + " (" +
-                        environment_of(mine) + ")",
+                        ", from 0, of its host's ranks, but sees " + counted(mine.visible.size(), "GPU") +
+                        " (" + environment_of(mine) + ")",
                     "start one rank a GPU; to share one, name it for each rank with --gpus");
     return {static_cast<int>(device), mine.visible[device]};
 }
@@ -53,18 +54,21 @@ GpuChoice unasked(const std::vector<RankGpus>& ranks, std::size_t rank) {
 GpuChoice asked_for(const std::vector<RankGpus>& ranks, std::size_t rank, const std::string& wish) {
     const RankGpus& mine = ranks[rank];
     const std::string prefix = bare(wish);
-    const bool hexadecimal =
-        std::all_of(prefix.begin(), prefix.end(), [](unsigned char c) { return std::isxdigit(c) || c == '-'; });
+    const bool hexadecimal = std::all_of(prefix.begin(), prefix.end(),
+                                         [](unsigned char c) { return std::isxdigit(c) || c == '-'; });
     if (prefix.size() < shortest_prefix || !hexadecimal)
         throw Error(Exit::usage,
-                    "--gpus: \"" + wish + "\" is no UUID nor the first " + std::to_string(shortest_prefix) + " digits of one",
-                    "nvidia-smi -L prints the UUIDs; numbers of GPUs are not used because they differ between programs");
+                    "--gpus: \"" + wish + "\" is no UUID nor the first " + std::to_string(shortest_prefix) +
+                        " digits of one",
+                    "nvidia-smi -L prints the UUIDs; numbers of GPUs are not used because they differ "
+                    "between programs");
     std::vector<std::size_t> fitting;
     for (std::size_t i = 0; i < mine.visible.size(); ++i)
         if (bare(mine.visible[i]).starts_with(prefix)) fitting.push_back(i);
     if (fitting.empty())
-        throw Error(Exit::usage, "--gpus: " + name_of(ranks, rank) + " sees no GPU whose UUID begins with \"" + wish +
-                                     "\"; it sees " + joined(mine.visible) + " (" + environment_of(mine) + ")");
+        throw Error(Exit::usage, "--gpus: " + name_of(ranks, rank) +
+                                     " sees no GPU whose UUID begins with \"" + wish + "\"; it sees " +
+                                     joined(mine.visible) + " (" + environment_of(mine) + ")");
     if (fitting.size() > 1)
         throw Error(Exit::usage, "--gpus: \"" + wish + "\" fits " + mine.visible[fitting[0]] + " and " +
                                      mine.visible[fitting[1]] + " on " + name_of(ranks, rank));
@@ -73,7 +77,8 @@ GpuChoice asked_for(const std::vector<RankGpus>& ranks, std::size_t rank, const 
 
 }  // namespace
 
-std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std::vector<std::string>& asked) {
+std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks,
+                                   const std::vector<std::string>& asked) {
     if (!asked.empty() && asked.size() != ranks.size())
         throw Error(Exit::usage,
                     "--gpus names " + counted(asked.size(), "GPU") + " for " + counted(ranks.size(), "rank"),
@@ -82,8 +87,8 @@ std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
         if (ranks[rank].visible.empty())
             throw Error(Exit::usage,
-                        name_of(ranks, rank) +
-                            " sees no GPU: " + (ranks[rank].trouble.empty() ? "none is visible" : ranks[rank].trouble) + "; " +
+                        name_of(ranks, rank) + " sees no GPU: " +
+                            (ranks[rank].trouble.empty() ? "none is visible" : ranks[rank].trouble) + "; " +
                             environment_of(ranks[rank]),
                         "look at nvidia-smi and CUDA_VISIBLE_DEVICES there, or use --backend cpu");
         chosen.push_back(asked.empty() ? unasked(ranks, rank) : asked_for(ranks, rank, asked[rank]));
@@ -94,10 +99,11 @@ std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std
         for (std::size_t b = a + 1; b < ranks.size(); ++b)
             if (ranks[a].host == ranks[b].host && bare(chosen[a].uuid) == bare(chosen[b].uuid))
                 throw Error(Exit::usage,
-                            "ranks " + std::to_string(a) + " and " + std::to_string(b) + " (" + ranks[a].host +
-                                ") would share the GPU " + chosen[a].uuid + ": rank " + std::to_string(a) + " sees " +
-                                joined(ranks[a].visible) + " (" + environment_of(ranks[a]) + "), rank " + std::to_string(b) +
-                                " sees " + joined(ranks[b].visible) + " (" + environment_of(ranks[b]) + ")",
+                            "ranks " + std::to_string(a) + " and " + std::to_string(b) + " (" +
+                                ranks[a].host + ") would share the GPU " + chosen[a].uuid + ": rank " +
+                                std::to_string(a) + " sees " + joined(ranks[a].visible) + " (" +
+                                environment_of(ranks[a]) + "), rank " + std::to_string(b) + " sees " +
+                                joined(ranks[b].visible) + " (" + environment_of(ranks[b]) + ")",
                             "start one rank a GPU; to share it all the same, name it for both with --gpus");
     return chosen;
 }

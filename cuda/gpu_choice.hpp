@@ -1,7 +1,8 @@
 // Which GPU each rank takes: arithmetic over facts that the ranks told each other. No CUDA and no MPI here.
 //
-// GPUs are known by UUID, never by index alone: what CUDA counts from 0 depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
-// which may differ from rank to rank, and that variable is never parsed but only shown in messages.
+// GPUs are known by UUID, never by index alone: what CUDA counts from 0 depends on CUDA_VISIBLE_DEVICES and
+// CUDA_DEVICE_ORDER, which may differ from rank to rank, and that variable is never parsed but only shown in
+// messages.
 #pragma once
 
 #include <array>
@@ -27,10 +28,10 @@ struct GpuChoice {
     std::string uuid;
 };
 
-/// One choice a rank. `asked` is --gpus: empty, or one UUID or beginning of a UUID a rank, with or without "GPU-".
-/// Unasked, a rank that sees one GPU takes it, others take the one of their local rank. Throws Error(Exit::usage) when a rank
-/// sees no GPU or too few, when a prefix fits none or several, and when two ranks of a host would share a GPU that --gpus does
-/// not name for both.
+/// One choice a rank. `asked` is --gpus: empty, or one UUID or beginning of a UUID a rank, with or without
+/// "GPU-". Unasked, a rank that sees one GPU takes it, others take the one of their local rank. Throws
+/// Error(Exit::usage) when a rank sees no GPU or too few, when a prefix fits none or several, and when two
+/// ranks of a host would share a GPU that --gpus does not name for both.
 std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std::vector<std::string>& asked);
 
 /// For the way between the ranks.

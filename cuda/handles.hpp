@@ -1,5 +1,5 @@
-// CUDA objects that free themselves, and calls whose failure is an Error naming the call and the file. Header only, so that
-// the device communicators can use it without the kernels.
+// CUDA objects that free themselves, and calls whose failure is an Error naming the call and the file. Header
+// only, so that the device communicators can use it without the kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,19 +13,23 @@
 
 namespace ftmpi::cuda {
 
-/// Throws when `status` is a failure. `call` and `where` name the call and its place; `what` and `bytes` an allocation.
-inline void check(cudaError_t status, std::string_view call, std::string_view where, std::string_view what = {},
-                  std::size_t bytes = 0) {
+/// Throws when `status` is a failure. `call` and `where` name the call and its place; `what` and `bytes` an
+/// allocation.
+inline void check(cudaError_t status, std::string_view call, std::string_view where,
+                  std::string_view what = {}, std::size_t bytes = 0) {
     if (status == cudaSuccess) return;
     cudaGetLastError();  // an error that does not stick must not be reported again by the next check
     const std::string reason = std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
-    const std::string_view file = where.substr(where.rfind('/') == std::string_view::npos ? 0 : where.rfind('/') + 1);
+    const std::string_view file =
+        where.substr(where.rfind('/') == std::string_view::npos ? 0 : where.rfind('/') + 1);
     const std::string_view name = call.substr(0, call.find('('));
     if (status == cudaErrorMemoryAllocation)
-        throw Error(Exit::does_not_fit, "out of memory in " + std::string(name) + ": " + std::to_string(bytes) + " bytes for " +
-                                            std::string(what.empty() ? "a buffer" : what) + " (" + reason + ")");
-    throw Error(Exit::failure, std::string(name) + " failed" + (what.empty() ? "" : " for " + std::string(what)) + ": " + reason +
-                                   " (" + std::string(file) + ")");
+        throw Error(Exit::does_not_fit,
+                    "out of memory in " + std::string(name) + ": " + std::to_string(bytes) + " bytes for " +
+                        std::string(what.empty() ? "a buffer" : what) + " (" + reason + ")");
+    throw Error(Exit::failure, std::string(name) + " failed" +
+                                   (what.empty() ? "" : " for " + std::string(what)) + ": " + reason + " (" +
+                                   std::string(file) + ")");
 }
 
 #define FTMPI_CUDA(call) ::ftmpi::cuda::check((call), #call, __FILE__)
@@ -45,7 +49,9 @@ private:
 
 class EventHandle {
 public:
-    explicit EventHandle(unsigned flags = cudaEventDisableTiming) { FTMPI_CUDA(cudaEventCreateWithFlags(&event_, flags)); }
+    explicit EventHandle(unsigned flags = cudaEventDisableTiming) {
+        FTMPI_CUDA(cudaEventCreateWithFlags(&event_, flags));
+    }
     EventHandle(const EventHandle&) = delete;
     EventHandle& operator=(const EventHandle&) = delete;
     ~EventHandle() { cudaEventDestroy(event_); }
@@ -62,16 +68,26 @@ class PinnedMemory {
 public:
     PinnedMemory() = default;
     PinnedMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
-        if (bytes) FTMPI_CUDA_ALLOCATE(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped), what, bytes);
+        if (bytes)
+            FTMPI_CUDA_ALLOCATE(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                                what, bytes);
     }
     PinnedMemory(PinnedMemory&& o) noexcept { swap(o); }
-    PinnedMemory& operator=(PinnedMemory&& o) noexcept { swap(o); return *this; }
-    ~PinnedMemory() { if (data_) cudaFreeHost(data_); }
+    PinnedMemory& operator=(PinnedMemory&& o) noexcept {
+        swap(o);
+        return *this;
+    }
+    ~PinnedMemory() {
+        if (data_) cudaFreeHost(data_);
+    }
     void* data() const { return data_; }
     std::size_t bytes() const { return bytes_; }
 
 private:
-    void swap(PinnedMemory& o) noexcept { std::swap(data_, o.data_); std::swap(bytes_, o.bytes_); }
+    void swap(PinnedMemory& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+    }
     void* data_ = nullptr;
     std::size_t bytes_ = 0;
 };
@@ -84,13 +100,21 @@ public:
         if (bytes) FTMPI_CUDA_ALLOCATE(cudaMalloc(&data_, bytes), what, bytes);
     }
     DeviceMemory(DeviceMemory&& o) noexcept { swap(o); }
-    DeviceMemory& operator=(DeviceMemory&& o) noexcept { swap(o); return *this; }
-    ~DeviceMemory() { if (data_) cudaFree(data_); }
+    DeviceMemory& operator=(DeviceMemory&& o) noexcept {
+        swap(o);
+        return *this;
+    }
+    ~DeviceMemory() {
+        if (data_) cudaFree(data_);
+    }
     void* data() const { return data_; }
     std::size_t bytes() const { return bytes_; }
 
 private:
-    void swap(DeviceMemory& o) noexcept { std::swap(data_, o.data_); std::swap(bytes_, o.bytes_); }
+    void swap(DeviceMemory& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+    }
     void* data_ = nullptr;
     std::size_t bytes_ = 0;
 };

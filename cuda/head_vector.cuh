@@ -1,5 +1,5 @@
-// Private to attention of one row of each slot: copies from memory without branches, and norm and RoPE of a head's vector that
-// was copied so.
+// Private to attention of one row of each slot: copies from memory without branches, and norm and RoPE of a
+// head's vector that was copied so.
 #pragma once
 
 #include "attention.cuh"
@@ -7,11 +7,12 @@
 namespace ftmpi::cuda::step {
 
 /// Elements of a vector to the end of its last chunk.
-__device__ __forceinline__ unsigned whole_chunks(unsigned dim) { return (dim + num::kChunk - 1) / num::kChunk * num::kChunk; }
+__device__ __forceinline__ unsigned whole_chunks(unsigned dim) {
+    return (dim + num::kChunk - 1) / num::kChunk * num::kChunk;
+}
 
 /// p + index * stride in one multiplication.
-template <class T>
-__device__ __forceinline__ T* offset(T* p, unsigned index, unsigned stride) {
+template <class T> __device__ __forceinline__ T* offset(T* p, unsigned index, unsigned stride) {
     return p + std::uint64_t{index} * stride;
 }
 
@@ -22,29 +23,32 @@ __device__ __forceinline__ unsigned kept(unsigned x) {
 #endif
     return x;
 }
-template <class T>
-__device__ __forceinline__ T* kept(T* p) {
+template <class T> __device__ __forceinline__ T* kept(T* p) {
 #if defined(__CUDA_ARCH__)
     asm volatile("" : "+l"(p));
 #endif
     return p;
 }
 
-/// As copy_async(), of 8 or 16 bytes, where `wanted`; zeros where nothing is. Without a branch, across which the compiler would
-/// not move what else is to be asked for at the same time.
+/// As copy_async(), of 8 or 16 bytes, where `wanted`; zeros where nothing is. Without a branch, across which
+/// the compiler would not move what else is to be asked for at the same time.
 template <int kBytes>
 __device__ __forceinline__ void copy_wanted(bool wanted, void* shared, const void* global, bool there) {
 #if defined(__CUDA_ARCH__)
     const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     const int bytes = there ? kBytes : 0, p = wanted;
     if constexpr (kBytes == 16)
-        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }" ::"r"(to),
-                     "l"(global), "r"(bytes), "r"(p)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }" ::"r"(
+                to),
+            "l"(global), "r"(bytes), "r"(p)
+            : "memory");
     else
-        asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], 8, %2; }" ::"r"(to),
-                     "l"(global), "r"(bytes), "r"(p)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], 8, %2; }" ::"r"(
+                to),
+            "l"(global), "r"(bytes), "r"(p)
+            : "memory");
 #endif
 }
 
@@ -56,8 +60,8 @@ __device__ __forceinline__ void copy_eight(bool wanted, char* shared, const char
     for (int i = 0; i < kBytes; i += kOnce) copy_wanted<kOnce>(wanted, shared + i, global + i, there);
 }
 
-/// A vector of a head on its way through norm and RoPE, the work of a warp. Vector and weight lie in shared memory in chunks
-/// kSpread floats apart; what they are copied from is 16-byte aligned.
+/// A vector of a head on its way through norm and RoPE, the work of a warp. Vector and weight lie in shared
+/// memory in chunks kSpread floats apart; what they are copied from is 16-byte aligned.
 struct HeadVector {
     float *y, *weight;
     float cos = 0.0f, sin = 0.0f;  ///< of pair `lane`
@@ -103,8 +107,8 @@ struct HeadVector {
             if (4 * lane + j < whole) {
                 float4& x = *reinterpret_cast<float4*>(y + at);
                 const float4 v = x, w = *reinterpret_cast<const float4*>(weight + at);
-                x = {num::rms_apply(v.x, scale, w.x), num::rms_apply(v.y, scale, w.y), num::rms_apply(v.z, scale, w.z),
-                     num::rms_apply(v.w, scale, w.w)};
+                x = {num::rms_apply(v.x, scale, w.x), num::rms_apply(v.y, scale, w.y),
+                     num::rms_apply(v.z, scale, w.z), num::rms_apply(v.w, scale, w.w)};
             }
         }
         __syncwarp();
@@ -120,8 +124,11 @@ struct HeadVector {
     }
 
 private:
-    static __device__ __forceinline__ unsigned spread(unsigned i) { return i + i / num::kChunk * (kSpread - num::kChunk); }
-    __device__ __forceinline__ void angles(const Attention& t, unsigned position, unsigned half, unsigned pair) {
+    static __device__ __forceinline__ unsigned spread(unsigned i) {
+        return i + i / num::kChunk * (kSpread - num::kChunk);
+    }
+    __device__ __forceinline__ void angles(const Attention& t, unsigned position, unsigned half,
+                                           unsigned pair) {
         const std::uint64_t at = std::uint64_t{position} * half + pair;
         cos = t.cos[at], sin = t.sin[at];
     }

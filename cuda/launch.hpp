@@ -1,11 +1,12 @@
-// The launchers of the CUDA backend, one for each step of the model. Each mirrors the arguments of the Backend method of the
-// same name, all pointers in device memory, and only queues kernels on `stream`: no synchronisation, no allocation, no
-// host memory that must outlive the call, so that a step can be captured as a graph. What a kernel needs to know about
-// the rows of a step beyond their number (slots, positions) it reads from Rows::device; a launch over one row a slot depends
-// on rows.count() alone.
+// The launchers of the CUDA backend, one for each step of the model. Each mirrors the arguments of the
+// Backend method of the same name, all pointers in device memory, and only queues kernels on `stream`: no
+// synchronisation, no allocation, no host memory that must outlive the call, so that a step can be captured
+// as a graph. What a kernel needs to know about the rows of a step beyond their number (slots, positions) it
+// reads from Rows::device; a launch over one row a slot depends on rows.count() alone.
 //
-// Scratch is device memory that a launcher may use until the next launcher on the same stream. How much it needs is
-// said by the function beside it, which is monotone in every argument: the backend reserves with the largest.
+// Scratch is device memory that a launcher may use until the next launcher on the same stream. How much it
+// needs is said by the function beside it, which is monotone in every argument: the backend reserves with the
+// largest.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,8 +25,8 @@ namespace ftmpi::cuda {
 struct Scratch {
     void* data = nullptr;  ///< 256-byte aligned
     std::size_t bytes = 0;
-    /// kTickets counters, 0 before and after every launcher. The mixers clear some of their own when null, at the cost of a
-    /// memory operation a call; argmax needs them.
+    /// kTickets counters, 0 before and after every launcher. The mixers clear some of their own when null, at
+    /// the cost of a memory operation a call; argmax needs them.
     unsigned* tickets = nullptr;
 };
 inline constexpr std::int64_t kTickets = 4096;
@@ -38,65 +39,78 @@ struct Card {
 
 /// Refuses a model that the kernels cannot run; `what` they were asked for, and `only` what they can.
 [[noreturn]] inline void refuse(const std::string& what, const std::string& only) {
-    throw Error(Exit::bad_input, "the GPU kernels cannot run " + what + ", only " + only, "use --backend cpu");
+    throw Error(Exit::bad_input, "the GPU kernels cannot run " + what + ", only " + only,
+                "use --backend cpu");
 }
 
-// ---- what the kernels can run ---------------------------------------------------------------------------------------
-// Error(Exit::bad_input) for a model that the steps below would refuse, from what is known before its weights are. Formats are not,
-// so a matrix whose columns just fit in one format can still be refused in another, by its step.
+// ---- what the kernels can run
+// ---------------------------------------------------------------------------------------
+// Error(Exit::bad_input) for a model that the steps below would refuse, from what is known before its weights
+// are. Formats are not, so a matrix whose columns just fit in one format can still be refused in another, by
+// its step.
 void check_attention_limits(const StepLimits& limits);
 void check_delta_net_limits(const StepLimits& limits);
 void check_columns_limits(const StepLimits& limits, const Card& card);
 void check_experts_limits(const StepLimits& limits, const Card& card);
 
-// `early` below: the launch is the first since embed() that touches these states or this cache, so that it may read them before
-// the launches in between have ended.
-// ---- mixers ---------------------------------------------------------------------------------------------------------
+// `early` below: the launch is the first since embed() that touches these states or this cache, so that it
+// may read them before the launches in between have ended.
+// ---- mixers
+// ---------------------------------------------------------------------------------------------------------
 std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads, int key_dim, int value_dim);
-void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool early = false);
+void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+               const float* a, float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream,
+               bool early = false);
 
 /// `capacity` is that of a slot of the cache. `fast`: Backend::set_fast().
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
-void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-               std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast = false, bool early = false);
+void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v,
+               float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast = false,
+               bool early = false);
 
-// ---- matrices -------------------------------------------------------------------------------------------------------
+// ---- matrices
+// -------------------------------------------------------------------------------------------------------
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
-void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
-             cudaStream_t stream, bool fast = false);
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
+             Scratch scratch, cudaStream_t stream, bool fast = false);
 /// norm(), then project().
-void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream,
-                  bool fast = false);
+void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card,
+                  Scratch scratch, cudaStream_t stream, bool fast = false);
 std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols);
-void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
-                std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
-                cudaStream_t stream);
+void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream);
 /// route(), then experts_up().
-void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
-              const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride,
-              const Card& card, Scratch scratch, cudaStream_t stream);
+void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+              const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
+              float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
+              cudaStream_t stream);
 /// `columns`: output rows held here.
-std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols, std::int64_t shared_cols,
-                                 std::int64_t columns);
-void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
-                  const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride, const Card& card,
-                  Scratch scratch, cudaStream_t stream);
+std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols,
+                                 std::int64_t shared_cols, std::int64_t columns);
+void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+                  const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
+                  std::int64_t stride, const Card& card, Scratch scratch, cudaStream_t stream);
 
-// ---- steps ----------------------------------------------------------------------------------------------------------
+// ---- steps
+// ----------------------------------------------------------------------------------------------------------
 /// x[t] = row[t] of `rows` bf16 rows without gaps; the memory may be page-locked host memory.
-void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream);
+void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x,
+                cudaStream_t stream);
 /// x[t] = table[rows[t].token]
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
-/// Backend::place_rows(). `rows` travels with the launch, so there is no host memory that a step in flight still needs.
-void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids, cudaStream_t stream);
+/// Backend::place_rows(). `rows` travels with the launch, so there is no host memory that a step in flight
+/// still needs.
+void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
+                cudaStream_t stream);
 /// n.sum may be n.from.
 void norm(const Norm& n, std::int64_t rows, cudaStream_t stream);
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);
 void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream);
 
 std::size_t argmax_scratch(std::int64_t rows);
-void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-            std::int32_t* token, std::int32_t* finite, Scratch scratch, cudaStream_t stream);
+void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+            const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite, Scratch scratch,
+            cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

@@ -1,7 +1,8 @@
 // Matrices times the rows of a step.
 //
-// Few rows: the matrices' rows are dealt to all warps, four 16-byte loads a lane at a time with the next four under way.
-// Bytes: every weight once per four input rows. One matrix-row set of 8192x2048 FP8 is 16.8 MB, 3.7 us at 4.5 TB/s.
+// Few rows: the matrices' rows are dealt to all warps, four 16-byte loads a lane at a time with the next four
+// under way. Bytes: every weight once per four input rows. One matrix-row set of 8192x2048 FP8 is 16.8
+// MB, 3.7 us at 4.5 TB/s.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -14,12 +15,16 @@ namespace ftmpi::cuda {
 namespace {
 
 std::size_t shared_of(int t, const VecTask& a) {
-    return std::max(kWarps * sizeof(SumBuffer), a.norm.weight ? static_cast<std::size_t>(norm_sums(t, a.chunks)) * sizeof(float) : 0) +
-           static_cast<std::size_t>(t) * kPiece * ((a.floats || a.norm.weight ? staged_floats(a.chunks) : 0) + (a.codes ? staged_codes(a.chunks) : 0));
+    return std::max(kWarps * sizeof(SumBuffer),
+                    a.norm.weight ? static_cast<std::size_t>(norm_sums(t, a.chunks)) * sizeof(float) : 0) +
+           static_cast<std::size_t>(t) * kPiece *
+               ((a.floats || a.norm.weight ? staged_floats(a.chunks) : 0) +
+                (a.codes ? staged_codes(a.chunks) : 0));
 }
 
 template <Format F, int T, bool Half>
-__device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buffer, int warp, int warps, int lane) {
+__device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buffer, int warp, int warps,
+                           int lane) {
     constexpr int R = rows_at_once(F), kUnitRows = R * (Half ? 2 : 1), kFormat = static_cast<int>(F);
     const int units = a.units[kFormat], sets = (a.chunks + 31) / 32, pitch = plane_pitch(a.chunks);
     const int between = (is_4bit(F) ? kCodePlanes : kFloatPlanes) * pitch, place = Half ? lane & 15 : lane;
@@ -30,10 +35,16 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
     };
     const auto load = [&](Fetched<F, R>& f, int unit, int set) {
         const VecMatrix& m = a.matrices[matrix_of(unit)];
-        const std::int64_t row = static_cast<std::int64_t>(unit - m.first_unit) * kUnitRows + (Half && lane >= 16 ? R : 0);
+        const std::int64_t row =
+            static_cast<std::int64_t>(unit - m.first_unit) * kUnitRows + (Half && lane >= 16 ? R : 0);
         constexpr int H = half_of(R);
-        const RowSet rows{m.codes + row * m.code_pitch, m.scales + row * m.scale_pitch, m.code_pitch, m.scale_pitch,
-                          H * m.code_pitch, H * m.scale_pitch, a.chunks};
+        const RowSet rows{m.codes + row * m.code_pitch,
+                          m.scales + row * m.scale_pitch,
+                          m.code_pitch,
+                          m.scale_pitch,
+                          H * m.code_pitch,
+                          H * m.scale_pitch,
+                          a.chunks};
         fetch<F, R>(f, rows, set * 32, place, H);
     };
     OrderedSums<F, R, T, Half> sums(buffer, lane);
@@ -51,7 +62,8 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
         sums.put(set, valid, v, current, last);
         if (last) {
             const VecMatrix& m = a.matrices[matrix_of(unit)];
-            const int pair = Half ? lane / 2 : lane, r = pair % R, t = static_cast<int>(blockIdx.y) * T + pair / R;
+            const int pair = Half ? lane / 2 : lane, r = pair % R,
+                      t = static_cast<int>(blockIdx.y) * T + pair / R;
             const int row = (unit - m.first_unit) * kUnitRows + (Half ? (lane & 1) * R : 0) + r;
             if (pair < R * T && t < a.rows && row < m.rows) {
                 const float total = sums.total();
@@ -68,8 +80,10 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
 template <int T, bool Half>
 __global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant__ VecTask a) {
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
-    const int norm_bytes = a.norm.weight ? norm_sums(T, a.chunks) * 4 : 0, first_bytes = static_cast<int>(kWarps * sizeof(SumBuffer));
-    auto* floats = reinterpret_cast<uint4*>(shared_bytes() + (norm_bytes > first_bytes ? (norm_bytes + 15) / 16 * 16 : first_bytes));
+    const int norm_bytes = a.norm.weight ? norm_sums(T, a.chunks) * 4 : 0,
+              first_bytes = static_cast<int>(kWarps * sizeof(SumBuffer));
+    auto* floats = reinterpret_cast<uint4*>(
+        shared_bytes() + (norm_bytes > first_bytes ? (norm_bytes + 15) / 16 * 16 : first_bytes));
     uint4* codes = floats + (a.floats || a.norm.weight ? T * staged_floats(a.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     float4 w[kWeights];
@@ -78,19 +92,26 @@ __global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant
         stage_normed<T>(a, w, reinterpret_cast<float*>(buffers), floats, thread);
         if (a.codes)
             for (int i = 0; i < T; ++i)
-                stage_codes(StagedRow{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)), plane_pitch(a.chunks)}, a.cols, a.chunks,
-                            codes + i * staged_codes(a.chunks), thread, kThreads);
+                stage_codes(StagedRow{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)),
+                                      plane_pitch(a.chunks)},
+                            a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, kThreads);
     } else {
         for (int i = 0; i < T; ++i) {
             const int t = static_cast<int>(blockIdx.y) * T + i;
             const float* x = a.x + static_cast<std::int64_t>(t < a.rows ? t : a.rows - 1) * a.cols;
-            if (a.floats) stage_floats(x, a.cols, a.chunks, reinterpret_cast<float4*>(floats + i * staged_floats(a.chunks)), thread, kThreads);
-            if (a.codes) stage_codes(GlobalRow{x}, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, kThreads);
+            if (a.floats)
+                stage_floats(x, a.cols, a.chunks,
+                             reinterpret_cast<float4*>(floats + i * staged_floats(a.chunks)), thread,
+                             kThreads);
+            if (a.codes)
+                stage_codes(GlobalRow{x}, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread,
+                            kThreads);
         }
     }
     __syncthreads();
     // Neighbouring blocks take neighbouring rows, so that few rows are spread over all multiprocessors.
-    const int warp = thread / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x), warps = static_cast<int>(gridDim.x) * kWarps;
+    const int warp = thread / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
+              warps = static_cast<int>(gridDim.x) * kWarps;
     SumBuffer& buffer = buffers[thread / 32];
     if (a.units[0]) run_format<Format::bf16, T, Half>(a, floats, buffer, warp, warps, lane);
     if (a.units[1]) run_format<Format::fp8_row, T, Half>(a, floats, buffer, warp, warps, lane);
@@ -99,24 +120,26 @@ __global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant
     if (a.units[4]) run_format<Format::mxfp4, T, Half>(a, codes, buffer, warp, warps, lane);
 }
 
-template <int T, bool Half>
-void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
+template <int T, bool Half> void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
     const std::size_t shared = shared_of(T, a);
     static const bool allowed = (allow_shared(project_few<T, Half>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int units = *std::max_element(a.units, a.units + kFormats);
-    const int blocks = std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)), 2 * card.multiprocessors);
-    launch("project", project_few<T, Half>, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)),
-           dim3(kThreads), shared, stream, a);
+    const int blocks =
+        std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)),
+                 2 * card.multiprocessors);
+    launch("project", project_few<T, Half>,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)), dim3(kThreads),
+           shared, stream, a);
 }
 
 [[noreturn]] void refuse_columns(std::int64_t cols, std::size_t needed, const Card& card) {
-    refuse("a matrix of " + std::to_string(cols) + " columns, whose input takes " + std::to_string(needed) + " bytes of shared memory",
+    refuse("a matrix of " + std::to_string(cols) + " columns, whose input takes " + std::to_string(needed) +
+               " bytes of shared memory",
            "up to " + std::to_string(card.shared_per_block) + " bytes on this GPU");
 }
 
-template <bool Half>
-void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
+template <bool Half> void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
     if (a.rows > 2 && shared_of(4, a) <= card.shared_per_block) return launch_few<4, Half>(a, card, stream);
     if (a.rows > 1 && shared_of(2, a) <= card.shared_per_block) return launch_few<2, Half>(a, card, stream);
     if (shared_of(1, a) <= card.shared_per_block) return launch_few<1, Half>(a, card, stream);
@@ -125,19 +148,22 @@ void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
 
 constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
 
-void project_many(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols, Scratch scratch, cudaStream_t stream) {
+void project_many(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
+                  Scratch scratch, cudaStream_t stream) {
     CodedRows coded;
     coded.codes = static_cast<uint4*>(scratch.data);
     coded.units = reinterpret_cast<float*>(coded.codes + rows * coded_chunks(cols) * 4);
     bool done = false;
-    for (const Format format : {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4}) {
+    for (const Format format :
+         {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4}) {
         TileTask a;
         int tiles = 0;
         const auto queue = [&] {
             if (a.count == 0) return;
             if (is_4bit(format) && !std::exchange(done, true)) code_rows(x, rows, cols, coded, stream);
-            (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(TileKind::plain, a, format, tiles,
-                                                                       static_cast<int>((rows + kTileInputs - 1) / kTileInputs), stream);
+            (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(
+                TileKind::plain, a, format, tiles, static_cast<int>((rows + kTileInputs - 1) / kTileInputs),
+                stream);
             a.count = tiles = 0;
         };
         a.rows = static_cast<int>(rows);
@@ -163,7 +189,9 @@ void check_columns_limits(const StepLimits& l, const Card& card) {
 }
 
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
-    const std::size_t coded = rows < kManyRows ? 0 : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
+    const std::size_t coded =
+        rows < kManyRows ? 0
+                         : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
     return std::max(coded, fast_tiles_scratch(rows, cols));
 }
 
@@ -184,7 +212,8 @@ VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t row
         for (const Projection& p : to) {
             const MatrixView& m = cuda_matrix(*p.matrix).view();
             if (m.format != format || m.rows == 0) continue;
-            a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch, p.out, p.stride, m.rows, a.units[f]};
+            a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch,
+                                   p.out,   p.stride, m.rows,        a.units[f]};
             a.units[f] += (m.rows + unit_rows - 1) / unit_rows;
             (is_4bit(format) ? a.codes : a.floats) = true;
         }
@@ -195,15 +224,16 @@ VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t row
 
 void check_columns(std::span<const Projection> to) {
     for (const Projection& p : to)
-        if (p.matrix->cols != to[0].matrix->cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+        if (p.matrix->cols != to[0].matrix->cols)
+            throw Error(Exit::failure, "matrices of one step differ in their number of columns");
 }
 
 bool is_half(std::span<const Projection> to) { return cuda_matrix(*to[0].matrix).view().chunks <= 16; }
 
 }  // namespace
 
-void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card, Scratch scratch,
-             cudaStream_t stream, bool fast) {
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
+             Scratch scratch, cudaStream_t stream, bool fast) {
     if (to.empty() || rows == 0) return;
     check_columns(to);
     const std::int64_t cols = to[0].matrix->cols;
@@ -224,14 +254,17 @@ void project(std::span<const Projection> to, const float* x, std::int64_t rows, 
     }
 }
 
-void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card, Scratch scratch, cudaStream_t stream,
-                  bool fast) {
+void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card,
+                  Scratch scratch, cudaStream_t stream, bool fast) {
     if (rows == 0) return;
     const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-    const bool suits = n.width % 4 == 0 && (address(n.from) | address(n.plus) | address(n.sum) | address(n.weight) | address(n.out)) % 16 == 0;
+    const bool suits =
+        n.width % 4 == 0 &&
+        (address(n.from) | address(n.plus) | address(n.sum) | address(n.weight) | address(n.out)) % 16 == 0;
     if (!fast && rows < kManyRows && suits && !to.empty() && to.size() <= kMatrices) {
         check_columns(to);
-        if (to[0].matrix->cols != n.width) throw Error(Exit::failure, "a norm's width is not its projections' number of columns");
+        if (to[0].matrix->cols != n.width)
+            throw Error(Exit::failure, "a norm's width is not its projections' number of columns");
         if (rows == 1 && project_one_row(to, nullptr, n, card, stream)) return;
         const bool half = is_half(to);
         VecTask a = task_of(to, nullptr, rows, half);

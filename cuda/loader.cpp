@@ -36,7 +36,8 @@ public:
         }
     }
     ~Team() { stop(); }
-    /// Calls task(0) .. task(count - 1), each once, and returns when all are done; the first exception is thrown again.
+    /// Calls task(0) .. task(count - 1), each once, and returns when all are done; the first exception is
+    /// thrown again.
     void run(std::size_t count, const std::function<void(std::size_t)>& task) {
         {
             const std::lock_guard lock(mutex_);
@@ -125,7 +126,8 @@ std::int64_t plane_rows(const RowBlock& b, std::int64_t row, std::int64_t rows) 
 
 std::vector<Part> parts_of(const MatrixSource& s, const MatrixView& v) {
     std::vector<Part> parts;
-    const auto row_bytes = static_cast<std::size_t>(v.code_pitch + (is_4bit(s.format) ? v.scale_pitch : 0)) + 4;
+    const auto row_bytes =
+        static_cast<std::size_t>(v.code_pitch + (is_4bit(s.format) ? v.scale_pitch : 0)) + 4;
     const auto most = std::max<std::int64_t>(1, static_cast<std::int64_t>(kRun / row_bytes));
     std::int64_t index = 0;
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
@@ -146,7 +148,8 @@ std::vector<Part> parts_of(const MatrixSource& s, const MatrixView& v) {
 }
 
 /// Rows of `bytes` each, `pitch` apart, to rows `to_pitch` apart with zeroes behind.
-void copy_rows(std::uint8_t* to, std::size_t to_pitch, const std::byte* from, std::size_t pitch, std::size_t bytes, std::int64_t rows) {
+void copy_rows(std::uint8_t* to, std::size_t to_pitch, const std::byte* from, std::size_t pitch,
+               std::size_t bytes, std::int64_t rows) {
     if (pitch == bytes && to_pitch == bytes) {
         std::memcpy(to, from, bytes * static_cast<std::size_t>(rows));
         return;
@@ -161,15 +164,22 @@ void copy_rows(std::uint8_t* to, std::size_t to_pitch, const std::byte* from, st
 Run fill(const MatrixSource& s, const MatrixView& v, const Part& part, std::uint8_t* at) {
     const RowBlock& b = s.blocks[static_cast<std::size_t>(part.block)];
     const auto first = static_cast<std::size_t>(part.row);
-    Run run{.codes = at, .scales = at + part.code_bytes, .multipliers = reinterpret_cast<const float*>(at + part.code_bytes + part.scale_bytes),
-            .first = part.first, .rows = static_cast<int>(part.rows), .plane_row = 0, .block = part.block};
-    copy_rows(at, static_cast<std::size_t>(v.code_pitch), b.codes + first * b.pitch, b.pitch, code_bytes(s.format, s.cols), part.rows);
+    Run run{.codes = at,
+            .scales = at + part.code_bytes,
+            .multipliers = reinterpret_cast<const float*>(at + part.code_bytes + part.scale_bytes),
+            .first = part.first,
+            .rows = static_cast<int>(part.rows),
+            .plane_row = 0,
+            .block = part.block};
+    copy_rows(at, static_cast<std::size_t>(v.code_pitch), b.codes + first * b.pitch, b.pitch,
+              code_bytes(s.format, s.cols), part.rows);
     std::uint8_t* scales = at + part.code_bytes;
     if (is_4bit(s.format)) {
-        copy_rows(scales, static_cast<std::size_t>(v.scale_pitch), b.scales + first * b.scale_pitch, b.scale_pitch,
-                  static_cast<std::size_t>(scales_per_row(s.format, s.cols)), part.rows);
+        copy_rows(scales, static_cast<std::size_t>(v.scale_pitch), b.scales + first * b.scale_pitch,
+                  b.scale_pitch, static_cast<std::size_t>(scales_per_row(s.format, s.cols)), part.rows);
     } else if (s.format == Format::fp8_block) {
-        const std::int64_t plane = (b.first_row + part.row) / num::kBlock, count = scales_per_row(s.format, s.cols);
+        const std::int64_t plane = (b.first_row + part.row) / num::kBlock,
+                           count = scales_per_row(s.format, s.cols);
         run.plane_row = static_cast<int>((b.first_row + part.row) % num::kBlock);
         for (std::int64_t p = 0; p < plane_rows(b, part.row, part.rows); ++p)
             for (std::int64_t j = 0; j < count; ++j) {
@@ -183,7 +193,9 @@ Run fill(const MatrixSource& s, const MatrixView& v, const Part& part, std::uint
         auto* m = reinterpret_cast<float*>(at + part.code_bytes + part.scale_bytes);
         for (std::int64_t r = 0; r < part.rows; ++r)
             m[r] = s.format == Format::fp8_row && b.row_scales
-                       ? scale_value(b.row_scales + (first + static_cast<std::size_t>(r)) * size_of(b.row_scale_type), b.row_scale_type, b)
+                       ? scale_value(
+                             b.row_scales + (first + static_cast<std::size_t>(r)) * size_of(b.row_scale_type),
+                             b.row_scale_type, b)
                        : b.multiplier;
     }
     return run;
@@ -211,7 +223,9 @@ void Loader::release() { parts_.reset(); }
 
 void Loader::load(const MatrixSource& source, const MatrixView& to) {
     if (source.rows == 0 || source.cols == 0 || source.groups == 0) return;
-    if (!parts_) parts_ = std::make_unique<Parts>(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8));
+    if (!parts_)
+        parts_ =
+            std::make_unique<Parts>(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8));
     const std::vector<Part> parts = parts_of(source, to);
     auto* fault = static_cast<int*>(parts_->fault.data());
     FTMPI_CUDA(cudaMemsetAsync(fault, 0x7f, sizeof(int), stream_));
@@ -226,12 +240,14 @@ void Loader::load(const MatrixSource& source, const MatrixView& to) {
             used += bytes;
         }
         if (at.empty())
-            throw Error(Exit::does_not_fit, "a row of " + std::to_string(parts[begin].bytes()) + " bytes does not fit the loading buffer of " +
+            throw Error(Exit::does_not_fit, "a row of " + std::to_string(parts[begin].bytes()) +
+                                                " bytes does not fit the loading buffer of " +
                                                 std::to_string(buffer.memory.bytes()));
         buffer.free.wait();  // of kernels that read it before
         auto* bytes = static_cast<std::uint8_t*>(buffer.memory.data());
         auto* runs = static_cast<Run*>(buffer.runs.data());
-        parts_->team.run(at.size(), [&](std::size_t i) { runs[i] = fill(source, to, parts[begin + i], bytes + at[i]); });
+        parts_->team.run(at.size(),
+                         [&](std::size_t i) { runs[i] = fill(source, to, parts[begin + i], bytes + at[i]); });
         launch_repack(runs, static_cast<int>(at.size()), to, fault, stream_);
         buffer.free.record(stream_);
         begin += at.size();

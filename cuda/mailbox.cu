@@ -1,8 +1,9 @@
 // The kernels of mailbox.hpp.
 //
-// Why they do not lock up: word i and chunk b of one rank are sent and awaited by the block of the same number on every rank,
-// and each block sends before it waits. So a block depends only on its namesakes, which all start because no kernel has more
-// blocks than run at once. What is left to wait for is a rank that does not come, and for that every wait has an end.
+// Why they do not lock up: word i and chunk b of one rank are sent and awaited by the block of the same
+// number on every rank, and each block sends before it waits. So a block depends only on its namesakes, which
+// all start because no kernel has more blocks than run at once. What is left to wait for is a rank that does
+// not come, and for that every wait has an end.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ namespace {
 constexpr int threads = 512;
 constexpr std::uint32_t spins_between_looks = 256;
 
-// --- memory that two GPUs see: system scope, never through L1 -----------------------------------------------
+// --- memory that two GPUs see: system scope, never through L1
+// -----------------------------------------------
 
 using Address = unsigned long long;
 
@@ -42,7 +44,8 @@ __device__ float4 load_four(const float* p) {
     return v;
 }
 __device__ void store_four(float* p, float4 v) {
-    asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+    asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
                  : "memory");
 }
 __device__ std::uint64_t now_ns() {
@@ -53,7 +56,9 @@ __device__ std::uint64_t now_ns() {
 
 // --- a mailbox: words, flags, staging; each by parity and by the rank that writes it -----------------
 
-__host__ __device__ std::size_t words_of(std::uint32_t words) { return (std::size_t{words} + 1 + 31) / 32 * 32; }
+__host__ __device__ std::size_t words_of(std::uint32_t words) {
+    return (std::size_t{words} + 1 + 31) / 32 * 32;
+}
 
 struct Areas {
     std::size_t writers;  // ranks but the owner
@@ -67,28 +72,36 @@ struct Areas {
     __host__ __device__ std::size_t bytes() const { return bulk_at() + 2 * writers * std::size_t{bulk} * 4; }
 };
 
-__device__ Areas areas(const Mailboxes& m, int ranks) { return {static_cast<std::size_t>(ranks - 1), m.words, m.bulk}; }
+__device__ Areas areas(const Mailboxes& m, int ranks) {
+    return {static_cast<std::size_t>(ranks - 1), m.words, m.bulk};
+}
 
 /// What `source` sends to `owner`: its floats, then one word with the signature.
-__device__ std::uint64_t* word_area(const Mailboxes& m, int ranks, int owner, int source, std::uint32_t parity) {
+__device__ std::uint64_t* word_area(const Mailboxes& m, int ranks, int owner, int source,
+                                    std::uint32_t parity) {
     const Areas a = areas(m, ranks);
     return reinterpret_cast<std::uint64_t*>(m.of_rank[owner]) +
            (parity * a.writers + a.writer(owner, source)) * words_of(m.words);
 }
-__device__ std::uint64_t* flag_area(const Mailboxes& m, int ranks, int owner, int source, std::uint32_t parity) {
+__device__ std::uint64_t* flag_area(const Mailboxes& m, int ranks, int owner, int source,
+                                    std::uint32_t parity) {
     const Areas a = areas(m, ranks);
     return reinterpret_cast<std::uint64_t*>(m.of_rank[owner] + a.flags_at()) +
            (parity * a.writers + a.writer(owner, source)) * max_blocks;
 }
 __device__ float* bulk_area(const Mailboxes& m, int ranks, int owner, int source, std::uint32_t parity) {
     const Areas a = areas(m, ranks);
-    return reinterpret_cast<float*>(m.of_rank[owner] + a.bulk_at()) + (parity * a.writers + a.writer(owner, source)) * m.bulk;
+    return reinterpret_cast<float*>(m.of_rank[owner] + a.bulk_at()) +
+           (parity * a.writers + a.writer(owner, source)) * m.bulk;
 }
 
-__device__ std::uint64_t flagged(std::uint32_t value, std::uint32_t epoch) { return std::uint64_t{epoch} << 32 | value; }
+__device__ std::uint64_t flagged(std::uint32_t value, std::uint32_t epoch) {
+    return std::uint64_t{epoch} << 32 | value;
+}
 __device__ std::uint32_t epoch_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 
-// --- columns ------------------------------------------------------------------------------------------------
+// --- columns
+// ------------------------------------------------------------------------------------------------
 
 struct Place {
     float* at;
@@ -109,7 +122,9 @@ __device__ Place place(const Pieces& p, int source, std::uint32_t i) {
     return {p.data[part] + row * p.width[part] + p.begin[part][source] + column, size - column};
 }
 
-__device__ bool is_whole(const Place& place) { return place.left >= 4 && (reinterpret_cast<Address>(place.at) & 15) == 0; }
+__device__ bool is_whole(const Place& place) {
+    return place.left >= 4 && (reinterpret_cast<Address>(place.at) & 15) == 0;
+}
 
 __device__ float4 take(const Pieces& p, int source, std::uint32_t i, std::uint32_t n) {
     const Place from = place(p, source, i);
@@ -133,9 +148,11 @@ __device__ void put(const Pieces& p, int source, std::uint32_t i, std::uint32_t 
     if (n > 3) *place(p, source, i + 3).at = v.w;
 }
 
-// --- an exchange's begin and end ------------------------------------------------------------------------------
+// --- an exchange's begin and end
+// ------------------------------------------------------------------------------
 
-/// Epoch of this exchange. 0 is what memory holds before its first; leaving it out keeps the parity alternating.
+/// Epoch of this exchange. 0 is what memory holds before its first; leaving it out keeps the parity
+/// alternating.
 __device__ std::uint32_t after(std::uint32_t epoch) { return epoch == 0xffffffffu ? 2 : epoch + 1; }
 
 __device__ Control::Slot slot_of(const Control* control) {
@@ -173,15 +190,16 @@ __device__ void check_signature(const Mailboxes& m, const Tag& tag, std::uint64_
     if (static_cast<std::uint32_t>(word) != tag.signature) fail(m, tag, Report::out_of_step, source);
 }
 
-/// To be called by all threads when they no longer need the old epoch. Block 0 also raises the slots of blocks that this
-/// exchange does not have.
+/// To be called by all threads when they no longer need the old epoch. Block 0 also raises the slots of
+/// blocks that this exchange does not have.
 __device__ void end_exchange(const Mailboxes& m, const Tag& tag, std::uint32_t epoch, std::uint64_t begin) {
     __syncthreads();
     if (blockIdx.x != 0) {
         if (threadIdx.x == 0) m.control->slot[blockIdx.x].epoch = epoch;
         return;
     }
-    if (threadIdx.x < max_blocks && (threadIdx.x == 0 || threadIdx.x >= gridDim.x)) m.control->slot[threadIdx.x].epoch = epoch;
+    if (threadIdx.x < max_blocks && (threadIdx.x == 0 || threadIdx.x >= gridDim.x))
+        m.control->slot[threadIdx.x].epoch = epoch;
     if (threadIdx.x == 0) {
         m.control->waited_ns[tag.name] += now_ns() - begin;
         m.control->calls[tag.name] += tag.calls;
@@ -189,7 +207,8 @@ __device__ void end_exchange(const Mailboxes& m, const Tag& tag, std::uint32_t e
 }
 
 __global__ void __launch_bounds__(threads)
-    words_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p, const __grid_constant__ Tag tag) {
+    words_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p,
+                 const __grid_constant__ Tag tag) {
     const std::uint64_t begin = now_ns();
     const Control::Slot slot = slot_of(m.control);
     if (slot.broken != 0) return;
@@ -198,7 +217,8 @@ __global__ void __launch_bounds__(threads)
 
     for (std::uint32_t i = thread; i <= p.count[p.rank]; i += stride) {
         const bool is_last = i == p.count[p.rank];
-        const std::uint64_t word = flagged(is_last ? tag.signature : __float_as_uint(*place(p, p.rank, p.first + i).at), epoch);
+        const std::uint64_t word =
+            flagged(is_last ? tag.signature : __float_as_uint(*place(p, p.rank, p.first + i).at), epoch);
         for (int k = 1; k < p.ranks; ++k) {
             const int peer = (p.rank + k) % p.ranks;
             store_word(word_area(m, p.ranks, peer, p.rank, parity) + i, word);
@@ -212,22 +232,24 @@ __global__ void __launch_bounds__(threads)
         for (std::uint32_t i = thread; i <= p.count[source]; i += stride) {
             std::uint64_t word = load_word(words + i);
             bool given_up = false;
-            while (epoch_of(word) != epoch && !(given_up = deadline.passed(m, tag, source))) word = load_word(words + i);
+            while (epoch_of(word) != epoch && !(given_up = deadline.passed(m, tag, source)))
+                word = load_word(words + i);
             if (given_up) break;
-            if (i == p.count[source])
-                check_signature(m, tag, word, source);
-            else
-                *place(p, source, p.first + i).at = __uint_as_float(static_cast<std::uint32_t>(word));
+            if (i == p.count[source]) check_signature(m, tag, word, source);
+            else *place(p, source, p.first + i).at = __uint_as_float(static_cast<std::uint32_t>(word));
         }
     }
     end_exchange(m, tag, epoch, begin);
 }
 
 /// Floats of one block's chunk: whole 16-byte groups, so that chunks stay aligned.
-__device__ std::uint32_t chunk_of(std::uint32_t count) { return (count + 4 * gridDim.x - 1) / (4 * gridDim.x) * 4; }
+__device__ std::uint32_t chunk_of(std::uint32_t count) {
+    return (count + 4 * gridDim.x - 1) / (4 * gridDim.x) * 4;
+}
 
 __global__ void __launch_bounds__(threads)
-    bulk_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p, const __grid_constant__ Tag tag) {
+    bulk_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p,
+                const __grid_constant__ Tag tag) {
     const std::uint64_t begin = now_ns();
     const Control::Slot slot = slot_of(m.control);
     if (slot.broken != 0) return;
@@ -257,7 +279,8 @@ __global__ void __launch_bounds__(threads)
         if (threadIdx.x == 0) {
             const std::uint64_t* const flag = flag_area(m, p.ranks, p.rank, source, parity) + blockIdx.x;
             std::uint64_t word = load_acquire(flag);
-            while (epoch_of(word) != epoch && !(given_up = deadline.passed(m, tag, source))) word = load_acquire(flag);
+            while (epoch_of(word) != epoch && !(given_up = deadline.passed(m, tag, source)))
+                word = load_acquire(flag);
             if (!given_up) check_signature(m, tag, word, source);
         }
         if (__syncthreads_or(given_up)) break;
@@ -270,7 +293,8 @@ __global__ void __launch_bounds__(threads)
     end_exchange(m, tag, epoch, begin);
 }
 
-// --- the test of the mapping --------------------------------------------------------------------------------
+// --- the test of the mapping
+// --------------------------------------------------------------------------------
 
 __device__ std::uint32_t pattern(int owner, int source, std::uint64_t i) {
     return (static_cast<std::uint32_t>(i) * 2654435761u) ^ static_cast<std::uint32_t>(i >> 13) ^
@@ -278,29 +302,33 @@ __device__ std::uint32_t pattern(int owner, int source, std::uint64_t i) {
 }
 
 /// Calls f(word, value) for all of a mailbox that `source` writes, in 4-byte words.
-template <class F>
-__device__ void each_word(const Mailboxes& m, int ranks, int owner, int source, F f) {
-    const std::uint64_t thread = blockIdx.x * std::uint64_t{threads} + threadIdx.x, stride = gridDim.x * std::uint64_t{threads};
+template <class F> __device__ void each_word(const Mailboxes& m, int ranks, int owner, int source, F f) {
+    const std::uint64_t thread = blockIdx.x * std::uint64_t{threads} + threadIdx.x,
+                        stride = gridDim.x * std::uint64_t{threads};
     for (std::uint32_t parity = 0; parity < 2; ++parity) {
         const std::uint64_t words = 2 * std::uint64_t{words_of(m.words)}, salt = parity << 29;
         auto* const at = reinterpret_cast<std::uint32_t*>(word_area(m, ranks, owner, source, parity));
         for (std::uint64_t i = thread; i < words; i += stride) f(at + i, pattern(owner, source, i + salt));
         auto* const flag = reinterpret_cast<std::uint32_t*>(flag_area(m, ranks, owner, source, parity));
-        for (std::uint64_t i = thread; i < 2 * max_blocks; i += stride) f(flag + i, pattern(owner, source, i + salt + 1));
+        for (std::uint64_t i = thread; i < 2 * max_blocks; i += stride)
+            f(flag + i, pattern(owner, source, i + salt + 1));
         auto* const bulk = reinterpret_cast<std::uint32_t*>(bulk_area(m, ranks, owner, source, parity));
-        for (std::uint64_t i = thread; i < m.bulk; i += stride) f(bulk + i, pattern(owner, source, i + salt + 2));
+        for (std::uint64_t i = thread; i < m.bulk; i += stride)
+            f(bulk + i, pattern(owner, source, i + salt + 2));
     }
 }
 
 __global__ void pattern_kernel(const __grid_constant__ Mailboxes m, int rank, int ranks) {
     for (int owner = 0; owner < ranks; ++owner)
         if (owner != rank)
-            each_word(m, ranks, owner, rank,
-                      [](std::uint32_t* at, std::uint32_t value) { *static_cast<volatile std::uint32_t*>(at) = value; });
+            each_word(m, ranks, owner, rank, [](std::uint32_t* at, std::uint32_t value) {
+                *static_cast<volatile std::uint32_t*>(at) = value;
+            });
     __threadfence_system();
 }
 
-__global__ void count_wrong_kernel(const __grid_constant__ Mailboxes m, int rank, int ranks, unsigned long long* wrong) {
+__global__ void count_wrong_kernel(const __grid_constant__ Mailboxes m, int rank, int ranks,
+                                   unsigned long long* wrong) {
     unsigned long long mine = 0;
     for (int source = 0; source < ranks; ++source)
         if (source != rank)
@@ -310,10 +338,12 @@ __global__ void count_wrong_kernel(const __grid_constant__ Mailboxes m, int rank
     if (mine != 0) atomicAdd(wrong, mine);
 }
 
-// --- one contiguous buffer ------------------------------------------------------------------------------------
+// --- one contiguous buffer
+// ------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(threads) pack_kernel(const __grid_constant__ Pieces p, const __grid_constant__ Tag tag,
-                                                       float* to, Control* control, Report* report) {
+__global__ void __launch_bounds__(threads)
+    pack_kernel(const __grid_constant__ Pieces p, const __grid_constant__ Tag tag, float* to,
+                Control* control, Report* report) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         control->begun_ns = now_ns();
         const std::uint32_t begun = control->begun + 1;
@@ -336,7 +366,8 @@ __global__ void __launch_bounds__(threads)
     }
     for (int source = 0; source < p.ranks; ++source)
         if (source != p.rank)
-            for (std::uint32_t i = blockIdx.x * threads + threadIdx.x; i < p.count[source]; i += gridDim.x * threads)
+            for (std::uint32_t i = blockIdx.x * threads + threadIdx.x; i < p.count[source];
+                 i += gridDim.x * threads)
                 *place(p, source, p.first + i).at = from[places.at[source] + i];
 }
 
@@ -374,8 +405,8 @@ std::uint64_t count_wrong(const Mailboxes& m, int rank, int ranks, Stream stream
     const DeviceMemory memory(sizeof(unsigned long long), "a counter");
     unsigned long long wrong = 0;
     FTMPI_CUDA(cudaMemsetAsync(memory.data(), 0, memory.bytes(), native(stream)));
-    count_wrong_kernel<<<max_blocks, threads, 0, native(stream)>>>(m, rank, ranks,
-                                                                   static_cast<unsigned long long*>(memory.data()));
+    count_wrong_kernel<<<max_blocks, threads, 0, native(stream)>>>(
+        m, rank, ranks, static_cast<unsigned long long*>(memory.data()));
     check(cudaGetLastError(), "count_wrong", __FILE__);
     FTMPI_CUDA(cudaMemcpyAsync(&wrong, memory.data(), sizeof wrong, cudaMemcpyDeviceToHost, native(stream)));
     FTMPI_CUDA(cudaStreamSynchronize(native(stream)));
@@ -383,13 +414,15 @@ std::uint64_t count_wrong(const Mailboxes& m, int rank, int ranks, Stream stream
 }
 
 void pack(const Pieces& p, const Tag& tag, float* to, Control* control, Report* report, Stream stream) {
-    pack_kernel<<<blocks_for(p.count[p.rank], 256), threads, 0, native(stream)>>>(p, tag, to, control, report);
+    pack_kernel<<<blocks_for(p.count[p.rank], 256), threads, 0, native(stream)>>>(p, tag, to, control,
+                                                                                  report);
     check(cudaGetLastError(), "pack", __FILE__);
 }
 
-void unpack(const Pieces& p, const Tag& tag, const float* from, const Places& places, Control* control, Report* report,
-            Stream stream) {
-    unpack_kernel<<<blocks_for(largest(p), 256), threads, 0, native(stream)>>>(p, tag, from, places, control, report);
+void unpack(const Pieces& p, const Tag& tag, const float* from, const Places& places, Control* control,
+            Report* report, Stream stream) {
+    unpack_kernel<<<blocks_for(largest(p), 256), threads, 0, native(stream)>>>(p, tag, from, places, control,
+                                                                               report);
     check(cudaGetLastError(), "unpack", __FILE__);
 }
 

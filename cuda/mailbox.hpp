@@ -1,11 +1,13 @@
-// Kernels that move columns between ranks: straight into each other's mailboxes, or into and out of one contiguous buffer that
-// another library sends. They know addresses only; who maps whose memory is the transports' business. No CUDA header needed.
+// Kernels that move columns between ranks: straight into each other's mailboxes, or into and out of one
+// contiguous buffer that another library sends. They know addresses only; who maps whose memory is the
+// transports' business. No CUDA header needed.
 //
-// An exchange is one kernel a rank. Small ones travel as 8-byte words {value, epoch}: the data carries its flag, so a reader
-// polls the words themselves and there is no fence, no barrier and no reset. Large ones travel as 16-byte stores into a staging
-// area, one flag a block after a fence. The epoch counts exchanges in device memory, so a captured graph can be replayed.
-// There are two buffers, by the epoch's parity. That is enough because every rank sends every other rank something in every
-// exchange, at least its signature: a rank that finished exchange e + 1 knows that all have finished reading exchange e.
+// An exchange is one kernel a rank. Small ones travel as 8-byte words {value, epoch}: the data carries its
+// flag, so a reader polls the words themselves and there is no fence, no barrier and no reset. Large ones
+// travel as 16-byte stores into a staging area, one flag a block after a fence. The epoch counts exchanges in
+// device memory, so a captured graph can be replayed. There are two buffers, by the epoch's parity. That is
+// enough because every rank sends every other rank something in every exchange, at least its signature: a
+// rank that finished exchange e + 1 knows that all have finished reading exchange e.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +22,8 @@ inline constexpr int max_parts = 4;    ///< matrices of one kernel
 inline constexpr int max_blocks = 64;  ///< of one kernel
 inline constexpr int max_names = 64;   ///< collectives timed apart; all further ones share the last entry
 
-/// A part's columns of all ranks. A rank's floats are counted part by part, row by row; a kernel moves `count[r]` of them
-/// from number `first` on, the same window on every rank.
+/// A part's columns of all ranks. A rank's floats are counted part by part, row by row; a kernel moves
+/// `count[r]` of them from number `first` on, the same window on every rank.
 struct Pieces {
     int ranks, rank, parts;
     std::uint32_t first;
@@ -43,7 +45,8 @@ struct Tag {
 /// Device memory of a transport, zeroed before use.
 struct Control {
     struct Slot {
-        std::uint32_t epoch;   ///< of the last exchange, one a block so that no block reads what another has raised
+        std::uint32_t
+            epoch;  ///< of the last exchange, one a block so that no block reads what another has raised
         std::uint32_t broken;  ///< an exchange has failed: later ones do nothing
     } slot[max_blocks];
     std::uint32_t begun;
@@ -63,11 +66,12 @@ struct Report {
 };
 
 struct Mailboxes {
-    std::byte* of_rank[max_ranks];  ///< as this GPU addresses them, the own one included; mailbox_bytes() each, zeroed
+    std::byte* of_rank[max_ranks];  ///< as this GPU addresses them, the own one included; mailbox_bytes()
+                                    ///< each, zeroed
     std::uint32_t words;            ///< floats that one rank sends as words at most
     std::uint32_t bulk;             ///< floats that one rank stages at most, a multiple of 64
-    int blocks;                ///< of a bulk kernel and the most of a words kernel; the same on all ranks, at most max_blocks
-                               ///< and never more than run at once
+    int blocks;  ///< of a bulk kernel and the most of a words kernel; the same on all ranks, at most
+                 ///< max_blocks and never more than run at once
     std::uint64_t timeout_ns;  ///< of a wait
     Control* control;
     Report* report;
@@ -79,18 +83,18 @@ std::size_t mailbox_bytes(int ranks, std::uint32_t words, std::uint32_t bulk);
 void exchange_words(const Mailboxes& mailboxes, const Pieces& pieces, const Tag& tag, Stream stream);
 void exchange_bulk(const Mailboxes& mailboxes, const Pieces& pieces, const Tag& tag, Stream stream);
 
-/// A test of the mapping itself: fills this rank's parts of every other mailbox with a pattern / counts the words of the own
-/// mailbox that do not hold what the others write. count_wrong() synchronises.
+/// A test of the mapping itself: fills this rank's parts of every other mailbox with a pattern / counts the
+/// words of the own mailbox that do not hold what the others write. count_wrong() synchronises.
 void write_pattern(const Mailboxes& mailboxes, int rank, int ranks, Stream stream);
 std::uint64_t count_wrong(const Mailboxes& mailboxes, int rank, int ranks, Stream stream);
 
-/// This rank's floats of the window to `to`, and the others' from `from`, where rank r's begin at from[at[r]].
-/// Either may be page-locked host memory.
+/// This rank's floats of the window to `to`, and the others' from `from`, where rank r's begin at
+/// from[at[r]]. Either may be page-locked host memory.
 struct Places {
     std::uint32_t at[max_ranks];
 };
 void pack(const Pieces& pieces, const Tag& tag, float* to, Control* control, Report* report, Stream stream);
-void unpack(const Pieces& pieces, const Tag& tag, const float* from, const Places& places, Control* control, Report* report,
-            Stream stream);
+void unpack(const Pieces& pieces, const Tag& tag, const float* from, const Places& places, Control* control,
+            Report* report, Stream stream);
 
 }  // namespace ftmpi::cuda

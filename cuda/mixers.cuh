@@ -1,4 +1,5 @@
-// What the mixers' kernels share: sums in the one order by the lanes of a warp, and the division of a launcher's scratch.
+// What the mixers' kernels share: sums in the one order by the lanes of a warp, and the division of a
+// launcher's scratch.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,17 @@
 
 namespace ftmpi::cuda {
 
-/// Vectors in shared memory whose chunks are read by different lanes lie in chunks of 36 floats: the chunks' first elements
-/// are then in different banks, and still 16-byte aligned.
+/// Vectors in shared memory whose chunks are read by different lanes lie in chunks of 36 floats: the chunks'
+/// first elements are then in different banks, and still 16-byte aligned.
 constexpr int kSpread = 36;
 
 /// Place of element i when chunks are `pitch` floats apart.
-__device__ __forceinline__ int place(int i, int pitch) { return i + (pitch - num::kChunk) * (i / num::kChunk); }
+__device__ __forceinline__ int place(int i, int pitch) {
+    return i + (pitch - num::kChunk) * (i / num::kChunk);
+}
 
-/// num::sum_of_squares of a vector of `count` elements in shared memory, given to every lane of the calling warp. x is 16-byte
-/// aligned, count and pitch are multiples of 4.
+/// num::sum_of_squares of a vector of `count` elements in shared memory, given to every lane of the calling
+/// warp. x is 16-byte aligned, count and pitch are multiples of 4.
 __device__ __forceinline__ float warp_squares(const float* x, int count, int pitch) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float total = 0.0f;
@@ -48,8 +51,7 @@ __device__ __forceinline__ float warp_squares(const float* x, int count, int pit
 class Parts {
 public:
     explicit Parts(void* data) : data_(static_cast<unsigned char*>(data)) {}
-    template <class T>
-    T* take(std::int64_t count) {
+    template <class T> T* take(std::int64_t count) {
         const std::size_t at = bytes_;
         bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
         return data_ ? reinterpret_cast<T*>(data_ + at) : nullptr;
@@ -64,12 +66,13 @@ private:
 /// Throws when a launcher was given less scratch than its function says.
 inline void check_scratch(const char* what, std::size_t needed, const Scratch& scratch) {
     if (needed > scratch.bytes)
-        throw Error(Exit::failure, std::string(what) + " needs " + std::to_string(needed) + " bytes of scratch and was given " +
-                                       std::to_string(scratch.bytes));
+        throw Error(Exit::failure, std::string(what) + " needs " + std::to_string(needed) +
+                                       " bytes of scratch and was given " + std::to_string(scratch.bytes));
 }
 
 /// The first `count` of the scratch's tickets, or `own` cleared.
-inline unsigned* zeroed_tickets(const Scratch& scratch, unsigned* own, std::int64_t count, cudaStream_t stream) {
+inline unsigned* zeroed_tickets(const Scratch& scratch, unsigned* own, std::int64_t count,
+                                cudaStream_t stream) {
     if (scratch.tickets) return scratch.tickets;
     FTMPI_CUDA(cudaMemsetAsync(own, 0, static_cast<std::size_t>(count) * sizeof(unsigned), stream));
     return own;

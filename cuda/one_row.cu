@@ -1,12 +1,14 @@
 // Matrices times one input row of whole sets of chunks: a step of decoding at the sizes of real models.
 //
-// At such sizes project_few spends most of its instructions on finding its way: 6.7 for each FP8 weight, where the products and the
-// decoding take 2.5 (H200: 5.3 us of issue slots for 8192 + 4096 rows of 2048, which are read in 5.6 us). Here addresses and
-// bounds are known to the compiler, and a set's registers are loaded again with the next rows' as soon as it has been used, so
-// that eight loads a lane are always under way. A warp's first rows, and every row's multiplier, are asked for before the input is
-// there, in part before the kernel before has ended. In a step on an H200 those rows take 8 us from the end of the kernel before
-// to their own, and NVFP4 248320 x 2048 takes 76 us with its start (84% of the read rate). A second unit waiting in shared memory
-// was slower: its copies and the waiting for them cost more than the earlier request gained.
+// At such sizes project_few spends most of its instructions on finding its way: 6.7 for each FP8 weight,
+// where the products and the decoding take 2.5 (H200: 5.3 us of issue slots for 8192 + 4096 rows of 2048,
+// which are read in 5.6 us). Here addresses and bounds are known to the compiler, and a set's registers are
+// loaded again with the next rows' as soon as it has been used, so that eight loads a lane are always under
+// way. A warp's first rows, and every row's multiplier, are asked for before the input is there, in part
+// before the kernel before has ended. In a step on an H200 those rows take 8 us from the end of the kernel
+// before to their own, and NVFP4 248320 x 2048 takes 76 us with its start (84% of the read rate). A second
+// unit waiting in shared memory was slower: its copies and the waiting for them cost more than the earlier
+// request gained.
 #include <algorithm>
 
 #include "few_rows.cuh"
@@ -16,15 +18,16 @@ namespace ftmpi::cuda {
 namespace {
 
 /// Rows that a warp works on together: eight loads a lane.
-__host__ __device__ constexpr int rows_of(Format f, int sets) { return std::clamp(8 / (pieces_of(f) * sets), 1, 4); }
+__host__ __device__ constexpr int rows_of(Format f, int sets) {
+    return std::clamp(8 / (pieces_of(f) * sets), 1, 4);
+}
 
 constexpr unsigned bit_of(Format f) { return 1u << static_cast<int>(f); }
 constexpr unsigned kCoded = bit_of(Format::nvfp4) | bit_of(Format::mxfp4);
 
-/// The rows of format F in a kernel: dealt to the warps from the one behind those that had the last of the `dealt` units
-/// before.
-template <Format F, int kSets>
-class Rows {
+/// The rows of format F in a kernel: dealt to the warps from the one behind those that had the last of the
+/// `dealt` units before.
+template <Format F, int kSets> class Rows {
 public:
     __device__ __forceinline__ Rows(const VecTask& a, int warp, int warps, int lane, int dealt)
         : a_(a), warps_(warps), lane_(lane), unit_(warp - dealt % warps), matrix_(a.begin[kFormat]) {
@@ -34,7 +37,8 @@ public:
     __device__ __forceinline__ void ask() {
         if (unit_ >= a_.units[kFormat]) return;
         here_ = place_of(unit_);
-        each<kSets>([&](auto s) { fetch_set<F, R, R, kSets, s()>(sets_[s()], here_.codes, here_.scales, 0, lane_); });
+        each<kSets>(
+            [&](auto s) { fetch_set<F, R, R, kSets, s()>(sets_[s()], here_.codes, here_.scales, 0, lane_); });
         multiplier_ = multiplier_of(here_);
     }
     /// After ask(), with the input staged.
@@ -69,7 +73,8 @@ public:
     }
 
 private:
-    static constexpr int R = rows_of(F, kSets), kPitch = plane_pitch(32 * kSets), kFormat = static_cast<int>(F);
+    static constexpr int R = rows_of(F, kSets), kPitch = plane_pitch(32 * kSets),
+                         kFormat = static_cast<int>(F);
     struct Place {
         const std::uint8_t* codes;
         const std::uint8_t* scales;
@@ -87,7 +92,8 @@ private:
     /// Of the lane's row: asked for with the rows, or it would be waited for when they are done.
     __device__ __forceinline__ float multiplier_of(const Place& p) const {
         const VecMatrix& m = a_.matrices[p.matrix];
-        return m.multipliers && lane_ < R && p.row + lane_ < m.rows ? __ldg(m.multipliers + p.row + lane_) : 1.0f;
+        return m.multipliers && lane_ < R && p.row + lane_ < m.rows ? __ldg(m.multipliers + p.row + lane_)
+                                                                    : 1.0f;
     }
 
     const VecTask& a_;
@@ -98,8 +104,7 @@ private:
 };
 
 /// The input row: asked for at the start, staged as stage_floats() does it, normed before if there is a norm.
-template <int kChunks>
-class Input {
+template <int kChunks> class Input {
 public:
     /// Asks for the norm's weights.
     __device__ __forceinline__ Input(const VecTask& a, int thread) : a_(a), thread_(thread) {
@@ -121,14 +126,15 @@ public:
 #pragma unroll
         for (int j = 0; j < kQuads; ++j) at(staged, j) = x_[j];
     }
-    /// sum = from + plus, then the norm of it. Every block does it for itself, which costs less than a kernel of its own; one
-    /// writes the results. `segments`: kChunks / 16 floats of shared memory.
+    /// sum = from + plus, then the norm of it. Every block does it for itself, which costs less than a kernel
+    /// of its own; one writes the results. `segments`: kChunks / 16 floats of shared memory.
     __device__ __forceinline__ void stage_normed(float4* staged, float* segments) {
         const bool writer = blockIdx.x == 0;
         if (a_.norm.plus) {
 #pragma unroll
             for (int j = 0; j < kQuads; ++j) {
-                x_[j] = {x_[j].x + plus_[j].x, x_[j].y + plus_[j].y, x_[j].z + plus_[j].z, x_[j].w + plus_[j].w};
+                x_[j] = {x_[j].x + plus_[j].x, x_[j].y + plus_[j].y, x_[j].z + plus_[j].z,
+                         x_[j].w + plus_[j].w};
                 if (writer) reinterpret_cast<float4*>(a_.norm.sum)[quad(j)] = x_[j];
             }
         }
@@ -193,10 +199,11 @@ constexpr int blocks_of(int sets, unsigned mask) {
     return (mask & kCoded) != 0 || (sets == 4 && mask != bit_of(Format::fp8_row)) ? 2 : 3;
 }
 
-/// kMask: formats that occur: one, or an FP8 format and BF16. The first rows of a warp are asked for before the input is
-/// normed.
+/// kMask: formats that occur: one, or an FP8 format and BF16. The first rows of a warp are asked for before
+/// the input is normed.
 template <int kSets, unsigned kMask>
-__global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask)) one_row(const __grid_constant__ VecTask a) {
+__global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask))
+    one_row(const __grid_constant__ VecTask a) {
     constexpr int kChunks = 32 * kSets;
     constexpr Format kFirst = first_of(kMask);
     constexpr bool kCodes = (kMask & kCoded) != 0;
@@ -216,13 +223,12 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask)) one_row(con
     first.ask();
     await_previous();
     input.ask();
-    if (a.norm.weight)
-        input.stage_normed(staged, reinterpret_cast<float*>(buffers));
-    else
-        input.stage(staged);
+    if (a.norm.weight) input.stage_normed(staged, reinterpret_cast<float*>(buffers));
+    else input.stage(staged);
     __syncthreads();
     if constexpr (kCodes) {
-        stage_codes(StagedRow{staged, plane_pitch(kChunks)}, kChunks * num::kChunk, kChunks, codes, thread, kThreads);
+        stage_codes(StagedRow{staged, plane_pitch(kChunks)}, kChunks * num::kChunk, kChunks, codes, thread,
+                    kThreads);
         __syncthreads();
     }
     first.run(kCodes ? codes : floats, buffer);
@@ -237,43 +243,41 @@ template <int kSets, unsigned kMask>
 void launch_one(const VecTask& a, int units, const Card& card, cudaStream_t stream) {
     constexpr int kChunks = 32 * kSets;
     const std::size_t shared =
-        kWarps * sizeof(SumBuffer) + kPiece * (staged_floats(kChunks) + ((kMask & kCoded) != 0 ? staged_codes(kChunks) : 0));
+        kWarps * sizeof(SumBuffer) +
+        kPiece * (staged_floats(kChunks) + ((kMask & kCoded) != 0 ? staged_codes(kChunks) : 0));
     static const bool allowed = (allow_shared(one_row<kSets, kMask>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int most = blocks_of(kSets, kMask) * card.multiprocessors;
-    const int blocks = std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)), most);
-    launch_early("project", one_row<kSets, kMask>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), shared, stream, a);
+    const int blocks =
+        std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)), most);
+    launch_early("project", one_row<kSets, kMask>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                 shared, stream, a);
 }
 
 template <int kSets>
 bool launch_known(unsigned mask, const VecTask& a, int units, const Card& card, cudaStream_t stream) {
-    constexpr unsigned bf16 = bit_of(Format::bf16), row = bit_of(Format::fp8_row), block = bit_of(Format::fp8_block),
-                       nvfp4 = bit_of(Format::nvfp4), mxfp4 = bit_of(Format::mxfp4);
+    constexpr unsigned bf16 = bit_of(Format::bf16), row = bit_of(Format::fp8_row),
+                       block = bit_of(Format::fp8_block), nvfp4 = bit_of(Format::nvfp4),
+                       mxfp4 = bit_of(Format::mxfp4);
     switch (mask) {
-        case bf16:
-            return launch_one<kSets, bf16>(a, units, card, stream), true;
-        case row:
-            return launch_one<kSets, row>(a, units, card, stream), true;
-        case block:
-            return launch_one<kSets, block>(a, units, card, stream), true;
-        case nvfp4:
-            return launch_one<kSets, nvfp4>(a, units, card, stream), true;
-        case mxfp4:
-            return launch_one<kSets, mxfp4>(a, units, card, stream), true;
-        case row | bf16:
-            return launch_one<kSets, row | bf16>(a, units, card, stream), true;
-        case block | bf16:
-            return launch_one<kSets, block | bf16>(a, units, card, stream), true;
-        default:
-            return false;
+        case bf16: return launch_one<kSets, bf16>(a, units, card, stream), true;
+        case row: return launch_one<kSets, row>(a, units, card, stream), true;
+        case block: return launch_one<kSets, block>(a, units, card, stream), true;
+        case nvfp4: return launch_one<kSets, nvfp4>(a, units, card, stream), true;
+        case mxfp4: return launch_one<kSets, mxfp4>(a, units, card, stream), true;
+        case row | bf16: return launch_one<kSets, row | bf16>(a, units, card, stream), true;
+        case block | bf16: return launch_one<kSets, block | bf16>(a, units, card, stream), true;
+        default: return false;
     }
 }
 
 }  // namespace
 
-bool project_one_row(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card, cudaStream_t stream) {
+bool project_one_row(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
+                     cudaStream_t stream) {
     const int chunks = cuda_matrix(*to[0].matrix).view().chunks, sets = chunks / 32;
-    if (chunks % 32 != 0 || to[0].matrix->cols != std::int64_t{chunks} * num::kChunk || (sets != 1 && sets != 2 && sets != 4))
+    if (chunks % 32 != 0 || to[0].matrix->cols != std::int64_t{chunks} * num::kChunk ||
+        (sets != 1 && sets != 2 && sets != 4))
         return false;
     if (reinterpret_cast<std::uintptr_t>(norm.weight ? norm.from : x) % 16 != 0) return false;
     VecTask a{};

@@ -15,15 +15,17 @@ constexpr int kWarmUp = 10, kPasses = 51;
 
 /// Values without a pattern: a memory that is all zeros may be cheaper to move.
 __global__ void fill(uint4* p, std::size_t n) {
-    for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x) {
+    for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+         i += std::size_t{gridDim.x} * blockDim.x) {
         std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15u;
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-        p[i] = make_uint4(static_cast<unsigned>(x), static_cast<unsigned>(x >> 32), static_cast<unsigned>(x * 3),
-                          static_cast<unsigned>(i));
+        p[i] = make_uint4(static_cast<unsigned>(x), static_cast<unsigned>(x >> 32),
+                          static_cast<unsigned>(x * 3), static_cast<unsigned>(i));
     }
 }
 
-/// Every thread keeps eight loads of 16 bytes in flight. The sink is written by chance only, but the compiler cannot know.
+/// Every thread keeps eight loads of 16 bytes in flight. The sink is written by chance only, but the compiler
+/// cannot know.
 __global__ void __launch_bounds__(kThreads) read(const uint4* __restrict__ p, std::size_t n, unsigned* sink) {
     constexpr int in_flight = 8;
     const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
@@ -50,7 +52,8 @@ double read_rate(const Card& card, cudaStream_t stream) {
     FTMPI_CUDA(cudaMemGetInfo(&free, &total));
     const std::size_t bytes = std::min(kMost, free / 2 / 4096 * 4096);
     if (bytes < kLeast) return 0;
-    const DeviceMemory memory(bytes, "the read rate's probe"), sink(sizeof(unsigned), "the read rate's probe");
+    const DeviceMemory memory(bytes, "the read rate's probe"),
+        sink(sizeof(unsigned), "the read rate's probe");
     const std::size_t n = bytes / sizeof(uint4);
     const int blocks = card.multiprocessors * (2048 / kThreads);
     fill<<<blocks, kThreads, 0, stream>>>(static_cast<uint4*>(memory.data()), n);
@@ -59,7 +62,8 @@ double read_rate(const Card& card, cudaStream_t stream) {
     std::vector<float> milliseconds;
     for (int pass = -kWarmUp; pass < kPasses; ++pass) {
         begin.record(stream);
-        read<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(memory.data()), n, static_cast<unsigned*>(sink.data()));
+        read<<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(memory.data()), n,
+                                              static_cast<unsigned*>(sink.data()));
         FTMPI_CUDA(cudaGetLastError());
         end.record(stream);
         end.wait();

@@ -1,5 +1,5 @@
-// Steps captured as CUDA graphs and launched again: a step of hundreds of kernels costs the host one launch, and the GPU no gaps
-// between them. Header only, plain C++.
+// Steps captured as CUDA graphs and launched again: a step of hundreds of kernels costs the host one launch,
+// and the GPU no gaps between them. Header only, plain C++.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,16 +23,19 @@ public:
     Replays& operator=(const Replays&) = delete;
     ~Replays() { clear(); }
 
-    /// The first time plainly, so that whatever is made at first use is there before a capture; then as a graph.
+    /// The first time plainly, so that whatever is made at first use is there before a capture; then as a
+    /// graph.
     void run(const void* owner, std::uint64_t key, const std::function<void()>& record) {
         Replay& replay = replays_[{owner, key}];
         replay.last_use = ++uses_;
-        if (!replay.graph && (std::exchange(replay.runs, replay.runs + 1) == 0 || !capture(replay, record))) return record();
+        if (!replay.graph && (std::exchange(replay.runs, replay.runs + 1) == 0 || !capture(replay, record)))
+            return record();
         FTMPI_CUDA(cudaGraphLaunch(replay.graph, stream_));
     }
 
     void forget(const void* owner) noexcept {
-        for (auto r = replays_.begin(); r != replays_.end();) r = r->first.first == owner ? drop(r) : std::next(r);
+        for (auto r = replays_.begin(); r != replays_.end();)
+            r = r->first.first == owner ? drop(r) : std::next(r);
     }
     /// For when memory that graphs refer to is replaced.
     void clear() noexcept {
@@ -41,7 +44,8 @@ public:
 
     bool capturing() const { return capturing_; }
 
-    static constexpr std::size_t kMost = 32;  ///< graphs kept: a step of one model has hundreds of nodes of up to 4 KB
+    static constexpr std::size_t kMost =
+        32;  ///< graphs kept: a step of one model has hundreds of nodes of up to 4 KB
 
 private:
     struct Replay {
@@ -63,7 +67,9 @@ private:
         while (graphs_ >= kMost) {
             auto oldest = replays_.end();
             for (auto r = replays_.begin(); r != replays_.end(); ++r)
-                if (r->second.graph && (oldest == replays_.end() || r->second.last_use < oldest->second.last_use)) oldest = r;
+                if (r->second.graph &&
+                    (oldest == replays_.end() || r->second.last_use < oldest->second.last_use))
+                    oldest = r;
             drop(oldest);
         }
     }
@@ -97,8 +103,10 @@ private:
         cudaGetLastError();
         replay.graph = nullptr;
         failed_ = true;
-        if (trouble.empty()) trouble = std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
-        std::fprintf(stderr, "ftmpi: note: steps run without a CUDA graph, which is slower: %s\n", trouble.c_str());
+        if (trouble.empty())
+            trouble = std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
+        std::fprintf(stderr, "ftmpi: note: steps run without a CUDA graph, which is slower: %s\n",
+                     trouble.c_str());
         return false;
     }
 

@@ -24,11 +24,13 @@ struct LaneChoice {
     std::uint32_t largest = 0;  ///< in every lane
 };
 
-/// The choice of num::route of one row of at most 32 * kEach experts and 32 choices: lane l keeps logits l, l + 32, ... as rising
-/// numbers. Each choice is a maximum over the warp and the lowest id that has it, and found(n, id) is called by the whole warp as
-/// soon as it is known. False: a logit is not finite, and nothing was found.
+/// The choice of num::route of one row of at most 32 * kEach experts and 32 choices: lane l keeps logits l, l
+/// + 32, ... as rising numbers. Each choice is a maximum over the warp and the lowest id that has it, and
+/// found(n, id) is called by the whole warp as soon as it is known. False: a logit is not finite, and nothing
+/// was found.
 template <int kEach, class Found>
-__device__ __forceinline__ bool choose_by_warp(const float* logits, int experts, int top_k, LaneChoice& mine, Found found) {
+__device__ __forceinline__ bool choose_by_warp(const float* logits, int experts, int top_k, LaneChoice& mine,
+                                               Found found) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float x[kEach];
     std::uint32_t rising[kEach];
@@ -78,7 +80,8 @@ __device__ __forceinline__ int place_by_warp(const LaneChoice& mine, int top_k) 
 }
 
 /// Ids rising and their weights. `space` is shared memory; ids and weights may be too.
-__device__ __forceinline__ void weigh_by_warp(const LaneChoice& mine, int place, int top_k, std::int32_t* ids, float* weights, RouteSpace& space) {
+__device__ __forceinline__ void weigh_by_warp(const LaneChoice& mine, int place, int top_k, std::int32_t* ids,
+                                              float* weights, RouteSpace& space) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < top_k) space.id[place] = mine.id, space.logit[place] = mine.logit;
     __syncwarp();
@@ -93,14 +96,15 @@ __device__ __forceinline__ void weigh_by_warp(const LaneChoice& mine, int place,
 }
 
 /// num::route out of the way of kernels that hardly ever need it.
-__device__ inline void route_plainly(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
+__device__ inline void route_plainly(const float* logits, int experts, int top_k, std::int32_t* ids,
+                                     float* weights) {
     num::route(logits, experts, top_k, ids, weights);
 }
 
 /// num::route of one row, as choose_by_warp() and weigh_by_warp() say.
 template <int kEach>
-__device__ __forceinline__ void route_by_warp(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights,
-                                              RouteSpace& space) {
+__device__ __forceinline__ void route_by_warp(const float* logits, int experts, int top_k, std::int32_t* ids,
+                                              float* weights, RouteSpace& space) {
     LaneChoice mine;
     if (!choose_by_warp<kEach>(logits, experts, top_k, mine, [](int, std::uint32_t) {})) {
         // Rare: the plain order of comparisons decides, and every weight is NaN.

@@ -11,7 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void widen(const std::uint16_t* from, std::int64_t n, float* x) {
-    for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * blockDim.x)
+    for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+         i += std::int64_t{gridDim.x} * blockDim.x)
         x[i] = num::from_bf16(from[i]);
 }
 
@@ -20,13 +21,16 @@ __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     const std::uint8_t* codes = table.codes + rows[blockIdx.x].token * table.code_pitch;
     constexpr int kPieces = pieces_of(Format::bf16), kCodes = kPiece / 2;  // a piece holds 8 codes
     for (int k = static_cast<int>(threadIdx.x); k < table.cols; k += static_cast<int>(blockDim.x)) {
-        const int chunk = k / num::kChunk, set = chunk / 32 * 32, n = table.chunks - set < 32 ? table.chunks - set : 32;
+        const int chunk = k / num::kChunk, set = chunk / 32 * 32,
+                  n = table.chunks - set < 32 ? table.chunks - set : 32;
         const int piece = k % num::kChunk / kCodes, at = set * kPieces + piece * n + (chunk - set);
-        x[std::int64_t{blockIdx.x} * table.cols + k] = num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kPiece)[k % kCodes]);
+        x[std::int64_t{blockIdx.x} * table.cols + k] =
+            num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kPiece)[k % kCodes]);
     }
 }
 
-/// Rows as an argument of a kernel: what the host prepares for a step is read while the step before still runs.
+/// Rows as an argument of a kernel: what the host prepares for a step is read while the step before still
+/// runs.
 constexpr int kRowsOfLaunch = 128;
 struct RowList {
     Row row[kRowsOfLaunch];
@@ -34,7 +38,8 @@ struct RowList {
 static_assert(sizeof(RowList) <= 2048);  // of the 4 KiB that arguments may take
 
 __global__ void __launch_bounds__(kRowsOfLaunch)
-    place_row_list(const __grid_constant__ RowList list, int count, const std::int32_t* tokens, std::int64_t ids, Row* to) {
+    place_row_list(const __grid_constant__ RowList list, int count, const std::int32_t* tokens,
+                   std::int64_t ids, Row* to) {
     const int t = static_cast<int>(threadIdx.x);
     if (t >= count) return;
     const Row row = list.row[t];
@@ -42,14 +47,17 @@ __global__ void __launch_bounds__(kRowsOfLaunch)
     to[t] = {token >= 0 && token < ids ? token : 0, row.slot, row.position};
 }
 
-/// RMSNorm of `from`, or of sum = from + plus when kAdd. One block a row; everything the row needs is asked for at once, and a
-/// thread keeps its 4 * kPer elements until the scale is known. Shared memory: the row in chunks of 36 floats, so that
-/// threads with a chunk each do not meet in a bank; then the segments' sums.
+/// RMSNorm of `from`, or of sum = from + plus when kAdd. One block a row; everything the row needs is asked
+/// for at once, and a thread keeps its 4 * kPer elements until the scale is known. Shared memory: the row in
+/// chunks of 36 floats, so that threads with a chunk each do not meet in a bank; then the segments' sums.
 template <bool kAdd, int kPer>
-__global__ void __launch_bounds__(1024) norm_rows(const float* from, const float* plus, float* sum, const float* weight, float eps, int width, float* out) {
+__global__ void __launch_bounds__(1024) norm_rows(const float* from, const float* plus, float* sum,
+                                                  const float* weight, float eps, int width, float* out) {
     constexpr int kQuads = num::kChunk / 4;
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x), lane = thread % 32;
-    const int quads = width / 4, chunks = (width + num::kChunk - 1) / num::kChunk, segments = (chunks + 15) / 16;
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
+              lane = thread % 32;
+    const int quads = width / 4, chunks = (width + num::kChunk - 1) / num::kChunk,
+              segments = (chunks + 15) / 16;
     auto* tile = reinterpret_cast<float4*>(shared_bytes());
     auto* sums = reinterpret_cast<float*>(tile + chunks * (kQuads + 1));
     const std::int64_t first = std::int64_t{blockIdx.x} * quads;
@@ -99,17 +107,19 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* from, const float
     for (int p = 0; p < kPer; ++p) {
         const int i = thread + p * threads;
         if (i < quads)
-            reinterpret_cast<float4*>(out)[first + i] = {num::rms_apply(v[p].x, scale, w[p].x), num::rms_apply(v[p].y, scale, w[p].y),
-                                                         num::rms_apply(v[p].z, scale, w[p].z), num::rms_apply(v[p].w, scale, w[p].w)};
+            reinterpret_cast<float4*>(out)[first + i] = {
+                num::rms_apply(v[p].x, scale, w[p].x), num::rms_apply(v[p].y, scale, w[p].y),
+                num::rms_apply(v[p].z, scale, w[p].z), num::rms_apply(v[p].w, scale, w[p].w)};
     }
 }
 
-/// Any width. One block a row. Shared memory: the row's chunk values up to a whole segment, zeros behind the last, so that no wide
-/// load of them can go beyond what the block has (ptxas makes one of scalar loads that may turn out not to be wanted); then the
-/// segments' sums.
+/// Any width. One block a row. Shared memory: the row's chunk values up to a whole segment, zeros behind the
+/// last, so that no wide load of them can go beyond what the block has (ptxas makes one of scalar loads that
+/// may turn out not to be wanted); then the segments' sums.
 __global__ void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t width, float* y) {
     auto* values = reinterpret_cast<float*>(shared_bytes());
-    const int chunks = static_cast<int>((width + num::kChunk - 1) / num::kChunk), segments = (chunks + 15) / 16;
+    const int chunks = static_cast<int>((width + num::kChunk - 1) / num::kChunk),
+              segments = (chunks + 15) / 16;
     float* sums = values + 16 * segments;
     x += blockIdx.x * width;
     y += blockIdx.x * width;
@@ -138,7 +148,8 @@ __global__ void rms_norm_rows(const float* x, const float* weight, float eps, st
     for (int s = thread; s < segments; s += threads) {
         float v = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) v = v + values[16 * s + i];  // a sum of squares is no -0: zeros add nothing
+        for (int i = 0; i < 16; ++i)
+            v = v + values[16 * s + i];  // a sum of squares is no -0: zeros add nothing
         sums[s] = v;
     }
     __syncthreads();
@@ -166,13 +177,16 @@ __global__ void add_single(const float* h, const float* y, float* sum, std::int6
 
 /// One warp a row, as route_by_warp() says.
 template <int kEach>
-__global__ void __launch_bounds__(32) route_few(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
+__global__ void __launch_bounds__(32)
+    route_few(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
     __shared__ RouteSpace space;
     const std::int64_t row = blockIdx.x;
-    route_by_warp<kEach>(logits + row * experts, experts, top_k, ids + row * top_k, weights + row * top_k, space);
+    route_by_warp<kEach>(logits + row * experts, experts, top_k, ids + row * top_k, weights + row * top_k,
+                         space);
 }
 
-/// Any number of experts. One warp a row. Shared memory: the row's logits, then the chosen ids in the order of choice.
+/// Any number of experts. One warp a row. Shared memory: the row's logits, then the chosen ids in the order
+/// of choice.
 __global__ void route_rows(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
     auto* values = reinterpret_cast<float*>(shared_bytes());
     auto* chosen = reinterpret_cast<std::int32_t*>(values + experts);
@@ -186,7 +200,8 @@ __global__ void route_rows(const float* logits, int experts, int top_k, std::int
         finite = finite && num::is_finite(values[e]);
     }
     __syncwarp();
-    if (!__all_sync(kWholeWarp, finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
+    if (!__all_sync(kWholeWarp,
+                    finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
         if (lane == 0) num::route(logits, experts, top_k, ids, weights);
         return;
     }
@@ -229,7 +244,8 @@ constexpr int kArgmaxBlocks = 64;
 
 /// A logit and its id as one number: the larger logit is larger, of equal ones the lower id. 0 is no logit.
 __device__ unsigned long long key_of(float logit, std::int64_t id) {
-    return (static_cast<unsigned long long>(rising_of(logit)) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id));
+    return (static_cast<unsigned long long>(rising_of(logit)) << 32) |
+           (0xffffffffu - static_cast<std::uint32_t>(id));
 }
 
 struct Found {
@@ -256,8 +272,9 @@ __device__ Found best_of_block(Found f, Found* of_warp) {
 }
 
 /// grid.y counts rows; the last block of a row to finish reads what the others found.
-__global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked, std::int32_t* token,
-                            std::int32_t* finite, unsigned* tickets, Found* found) {
+__global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64_t ids,
+                            const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite,
+                            unsigned* tickets, Found* found) {
     auto* of_warp = reinterpret_cast<Found*>(shared_bytes());
     auto* is_last = reinterpret_cast<int*>(of_warp + kThreads / 32);
     const unsigned row = blockIdx.y;
@@ -266,7 +283,8 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     Found f{0, 1};
     start_next();
     await_previous();
-    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < ids; i += std::int64_t{kArgmaxBlocks} * kThreads) {
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < ids;
+         i += std::int64_t{kArgmaxBlocks} * kThreads) {
         const float x = logits[i];
         if (!num::is_finite(x)) f.finite = 0;
         if ((masked && masked[i]) || !(x == x)) continue;
@@ -303,36 +321,42 @@ bool aligned(std::initializer_list<const void*> addresses) {
 
 /// False when the width or an address does not suit the fast form.
 bool norm_fast(const Norm& n, std::int64_t rows, cudaStream_t stream) {
-    if (n.width % 4 || n.width > 8192 || n.width == 0 || !aligned({n.from, n.plus, n.sum, n.weight, n.out})) return false;
+    if (n.width % 4 || n.width > 8192 || n.width == 0 || !aligned({n.from, n.plus, n.sum, n.weight, n.out}))
+        return false;
     const std::int64_t chunks = (n.width + num::kChunk - 1) / num::kChunk, quads = chunks * (num::kChunk / 4);
-    const auto bytes = static_cast<std::size_t>(chunks * (num::kChunk + 4) + (chunks + 15) / 16) * sizeof(float);
+    const auto bytes =
+        static_cast<std::size_t>(chunks * (num::kChunk + 4) + (chunks + 15) / 16) * sizeof(float);
     const auto threads = static_cast<unsigned>(std::min<std::int64_t>((quads + 31) / 32 * 32, 1024));
     const auto kernel = n.plus ? (quads <= 1024 ? norm_rows<true, 1> : norm_rows<true, 2>)
                                : (quads <= 1024 ? norm_rows<false, 1> : norm_rows<false, 2>);
-    launch("norm", kernel, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes, stream, n.from, n.plus, n.sum, n.weight, n.eps,
-           static_cast<int>(n.width), n.out);
+    launch("norm", kernel, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes, stream, n.from, n.plus,
+           n.sum, n.weight, n.eps, static_cast<int>(n.width), n.out);
     return true;
 }
 
 }  // namespace
 
-void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x, cudaStream_t stream) {
+void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x,
+                cudaStream_t stream) {
     const std::int64_t n = rows * cols;
-    launch("embed", widen, dim3(static_cast<unsigned>(std::min<std::int64_t>((n + kThreads - 1) / kThreads, 65535))), dim3(kThreads), 0,
-           stream, from, n, x);
+    launch("embed", widen,
+           dim3(static_cast<unsigned>(std::min<std::int64_t>((n + kThreads - 1) / kThreads, 65535))),
+           dim3(kThreads), 0, stream, from, n, x);
 }
 
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream) {
-    launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream, table.view(), rows.device, x);
+    launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream,
+           table.view(), rows.device, x);
 }
 
-void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids, cudaStream_t stream) {
+void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
+                cudaStream_t stream) {
     for (std::size_t first = 0; first < rows.size(); first += kRowsOfLaunch) {
         const auto part = rows.subspan(first, std::min<std::size_t>(kRowsOfLaunch, rows.size() - first));
         RowList list{};
         std::copy(part.begin(), part.end(), list.row);
-        launch("place_rows", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list, static_cast<int>(part.size()), tokens, ids,
-               to + first);
+        launch("place_rows", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list,
+               static_cast<int>(part.size()), tokens, ids, to + first);
     }
 }
 
@@ -341,36 +365,44 @@ void norm(const Norm& n, std::int64_t rows, cudaStream_t stream) {
     if (n.plus) add(n.from, n.plus, n.sum, rows * n.width, stream);
     const std::int64_t segments = (n.width + 16 * num::kChunk - 1) / (16 * num::kChunk);
     const auto bytes = static_cast<std::size_t>(17 * segments) * sizeof(float);
-    launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream, n.plus ? n.sum : n.from, n.weight,
-           n.eps, n.width, n.out);
+    launch("rms_norm", rms_norm_rows, dim3(static_cast<unsigned>(rows)), dim3(kThreads), bytes, stream,
+           n.plus ? n.sum : n.from, n.weight, n.eps, n.width, n.out);
 }
 
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
     const int k = routes.top_k;
-    if (k < 1 || k > experts) throw Error(Exit::failure, "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
+    if (k < 1 || k > experts)
+        throw Error(Exit::failure,
+                    "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
     if (experts <= 512 && k <= 32) {
-        launch("route", experts <= 256 ? route_few<8> : route_few<16>, dim3(static_cast<unsigned>(rows)), dim3(32), 0, stream, logits,
-               experts, k, routes.experts, routes.weights);
+        launch("route", experts <= 256 ? route_few<8> : route_few<16>, dim3(static_cast<unsigned>(rows)),
+               dim3(32), 0, stream, logits, experts, k, routes.experts, routes.weights);
         return;
     }
     const auto bytes = static_cast<std::size_t>(experts + k) * 4;
-    launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts, k, routes.experts, routes.weights);
+    launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts,
+           k, routes.experts, routes.weights);
 }
 
 void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream) {
     const bool wide = aligned({h, y, sum});
     const std::int64_t each = wide ? 4 * kThreads : kThreads;
-    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)), dim3(kThreads), 0, stream, h, y, sum, n);
+    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)),
+           dim3(kThreads), 0, stream, h, y, sum, n);
 }
 
-std::size_t argmax_scratch(std::int64_t rows) { return static_cast<std::size_t>(rows) * kArgmaxBlocks * sizeof(Found); }
+std::size_t argmax_scratch(std::int64_t rows) {
+    return static_cast<std::size_t>(rows) * kArgmaxBlocks * sizeof(Found);
+}
 
-void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-            std::int32_t* token, std::int32_t* finite, Scratch scratch, cudaStream_t stream) {
+void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+            const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite, Scratch scratch,
+            cudaStream_t stream) {
     for (std::int64_t first = 0; first < rows; first += kTickets) {
         const auto n = static_cast<unsigned>(std::min(kTickets, rows - first));
-        launch_early("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads), kThreads / 32 * sizeof(Found) + 16, stream,
-               logits + first * stride, stride, ids, masked, token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
+        launch_early("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads),
+                     kThreads / 32 * sizeof(Found) + 16, stream, logits + first * stride, stride, ids, masked,
+                     token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
     }
 }
 

@@ -1,9 +1,10 @@
-// Tiles of 4-bit weights: integer products of bytes on the tensor cores, exact in any order, then the float steps of a chunk.
+// Tiles of 4-bit weights: integer products of bytes on the tensor cores, exact in any order, then the float
+// steps of a chunk.
 //
-// 128 threads; a warp owns 16 rows of the lower and 16 of the upper half of the tile and all 64 inputs, so a lane keeps 64
-// segment sums and decodes only weights of its own. Per result and chunk of 32: one product instruction (of four), 2
-// combinations of byte planes, 2 conversions, 4 float operations, and about 2.5 of decoding and loading: 11 for 32
-// multiply-adds, where a float kernel needs 32 fmas.
+// 128 threads; a warp owns 16 rows of the lower and 16 of the upper half of the tile and all 64 inputs, so a
+// lane keeps 64 segment sums and decodes only weights of its own. Per result and chunk of 32: one product
+// instruction (of four), 2 combinations of byte planes, 2 conversions, 4 float operations, and about 2.5 of
+// decoding and loading: 11 for 32 multiply-adds, where a float kernel needs 32 fmas.
 #include "chunk_dot.hpp"
 #include "tiles.hpp"
 
@@ -11,9 +12,10 @@ namespace ftmpi::cuda {
 namespace {
 
 constexpr int kThreads = 128, kStageChunks = 4, kColumns = kTileInputs / 8;
-constexpr int kCodes = kStageChunks * kTileInputs * 4;                       // 16-byte units of a stage
-constexpr int kStage = kCodes + kTileInputs * kStageChunks / 4;              // with the units of its chunks
-constexpr std::size_t kSharedBytes = 2 * kStage * kPiece + kTileInputs * sizeof(int) + sizeof(float) * 64 * kThreads;
+constexpr int kCodes = kStageChunks * kTileInputs * 4;           // 16-byte units of a stage
+constexpr int kStage = kCodes + kTileInputs * kStageChunks / 4;  // with the units of its chunks
+constexpr std::size_t kSharedBytes =
+    2 * kStage * kPiece + kTileInputs * sizeof(int) + sizeof(float) * 64 * kThreads;
 
 /// A lane's weights of a stage: word lane % 4 of each chunk of four rows, and their scales.
 struct Weights {
@@ -27,8 +29,10 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
     if (!place_of<Kind>(a, F, p)) return;
     auto* stages = reinterpret_cast<uint4*>(shared_bytes());
     auto* rows_in = reinterpret_cast<int*>(stages + 2 * kStage);
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4, w = lane % 4;
-    float* total = reinterpret_cast<float*>(rows_in + kTileInputs) + thread;  // element e at total[e * kThreads]
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4,
+              w = lane % 4;
+    float* total =
+        reinterpret_cast<float*>(rows_in + kTileInputs) + thread;  // element e at total[e * kThreads]
     const int chunks = p.m.chunks;
     const auto coded = static_cast<int>(coded_chunks(p.m.cols));
     const int columns = (p.count + 7) / 8;  // of 8 inputs
@@ -39,12 +43,15 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
         uint4* to = stages + stage % 2 * kStage;
         for (int i = thread; i < columns * 8 * 16; i += kThreads) {
             const int input = i / 16, chunk = i % 16 / 4, word = i % 4;
-            const std::int64_t from = static_cast<std::int64_t>(rows_in[input]) * coded + stage * kStageChunks;
-            copy_async(to + (chunk * kTileInputs + input) * 4 + word, p.matrix->coded.codes + from * 4 + i % 16);
+            const std::int64_t from =
+                static_cast<std::int64_t>(rows_in[input]) * coded + stage * kStageChunks;
+            copy_async(to + (chunk * kTileInputs + input) * 4 + word,
+                       p.matrix->coded.codes + from * 4 + i % 16);
         }
         if (thread < columns * 8)
-            copy_async(to + kCodes + thread,
-                       p.matrix->coded.units + static_cast<std::int64_t>(rows_in[thread]) * coded + stage * kStageChunks);
+            copy_async(to + kCodes + thread, p.matrix->coded.units +
+                                                 static_cast<std::int64_t>(rows_in[thread]) * coded +
+                                                 stage * kStageChunks);
         close_copy_group();
     };
 
@@ -53,7 +60,8 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
     const std::uint8_t* scales[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int at = (i < 2 ? p.low : p.high) + 16 * warp + g + i % 2 * 8, limit = i < 2 ? p.low_limit : p.high_limit;
+        const int at = (i < 2 ? p.low : p.high) + 16 * warp + g + i % 2 * 8,
+                  limit = i < 2 ? p.low_limit : p.high_limit;
         const std::int64_t row = at < limit ? at : limit - 1;
         codes[i] = p.m.codes + row * p.m.code_pitch + 4 * w;
         scales[i] = p.m.scales + row * p.m.scale_pitch;
@@ -66,7 +74,9 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 n.codes[i][c] = __ldg(reinterpret_cast<const std::uint32_t*>(codes[i] + chunk * kPiece));
-                n.scales[i][c] = F == Format::nvfp4 ? __ldg(reinterpret_cast<const std::uint16_t*>(scales[i]) + chunk) : __ldg(scales[i] + chunk);
+                n.scales[i][c] = F == Format::nvfp4
+                                     ? __ldg(reinterpret_cast<const std::uint16_t*>(scales[i]) + chunk)
+                                     : __ldg(scales[i] + chunk);
             }
         }
     };
@@ -85,17 +95,16 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             decode_e2m1_signed(now.codes[i][c], weight[i][0], weight[i][1]);
-            if constexpr (F == Format::nvfp4)
-                decode_e4m3_pair(now.scales[i][c], scale[i][0], scale[i][1]);
-            else
-                scale[i][0] = num::from_e8m0(static_cast<std::uint8_t>(now.scales[i][c]));
+            if constexpr (F == Format::nvfp4) decode_e4m3_pair(now.scales[i][c], scale[i][0], scale[i][1]);
+            else scale[i][0] = num::from_e8m0(static_cast<std::uint8_t>(now.scales[i][c]));
         }
         const auto* units = reinterpret_cast<const float*>(stage + kCodes) + c;
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
             if (n >= columns) break;
             const uint4 x = stage[(c * kTileInputs + 8 * n + g) * 4 + w];
-            const float unit[2] = {units[(8 * n + 2 * w) * kStageChunks], units[(8 * n + 2 * w + 1) * kStageChunks]};
+            const float unit[2] = {units[(8 * n + 2 * w) * kStageChunks],
+                                   units[(8 * n + 2 * w + 1) * kStageChunks]};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 int high0[4], high1[4], low0[4], low1[4];
@@ -105,13 +114,14 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
                 multiply_bytes(low1, weight[2 * half][1], weight[2 * half + 1][1], x.w);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const int sum0 = high0[e] * num::kPlane + low0[e], sum1 = high1[e] * num::kPlane + low1[e];
+                    const int sum0 = high0[e] * num::kPlane + low0[e],
+                              sum1 = high1[e] * num::kPlane + low1[e];
                     const float* s = scale[2 * half + e / 2];
                     float v;
                     if constexpr (F == Format::nvfp4)
-                        v = num::fma(static_cast<float>(sum1), s[1], static_cast<float>(sum0) * s[0]) * unit[e % 2];
-                    else
-                        v = (static_cast<float>(sum0 + sum1) * s[0]) * unit[e % 2];
+                        v = num::fma(static_cast<float>(sum1), s[1], static_cast<float>(sum0) * s[0]) *
+                            unit[e % 2];
+                    else v = (static_cast<float>(sum0 + sum1) * s[0]) * unit[e % 2];
                     segment[half][n][e] = segment[half][n][e] + v;
                 }
             }
@@ -135,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
 #pragma unroll
         for (int c = 0; c < kStageChunks; ++c)
             if (s * kStageChunks + c < chunks) chunk_of(now, c, stage);
-        __syncthreads();  // the stage is written again
+        __syncthreads();                          // the stage is written again
         if (s % 4 == 3 || s + 1 == all_stages) {  // 16 chunks are a segment
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -161,15 +171,13 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
         }
 }
 
-template <Format F, TileKind Kind>
-void launch_kind(const TileTask& a, dim3 grid, cudaStream_t stream) {
+template <Format F, TileKind Kind> void launch_kind(const TileTask& a, dim3 grid, cudaStream_t stream) {
     static const bool allowed = (allow_shared(code_tiles<F, Kind>, kSharedBytes), true);
     static_cast<void>(allowed);
     launch("matrix tiles", code_tiles<F, Kind>, grid, dim3(kThreads), kSharedBytes, stream, a);
 }
 
-template <Format F>
-void launch_format(TileKind kind, const TileTask& a, dim3 grid, cudaStream_t stream) {
+template <Format F> void launch_format(TileKind kind, const TileTask& a, dim3 grid, cudaStream_t stream) {
     switch (kind) {
         case TileKind::plain: return launch_kind<F, TileKind::plain>(a, grid, stream);
         case TileKind::up: return launch_kind<F, TileKind::up>(a, grid, stream);
@@ -179,7 +187,8 @@ void launch_format(TileKind kind, const TileTask& a, dim3 grid, cudaStream_t str
 
 /// blockIdx.x counts rows, blockIdx.y parts of a row.
 __global__ void code_blocks(const float* x, std::int64_t cols, int coded, CodedRows to) {
-    const int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x), chunk = i / 4, part = i % 4, group = part / 2;
+    const int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x), chunk = i / 4, part = i % 4,
+              group = part / 2;
     const std::int64_t row = blockIdx.x;
     float v[8];
     load_octet(x + row * cols, 8 * i, chunk < coded ? static_cast<int>(cols) : 0, v);
@@ -197,7 +206,8 @@ __global__ void code_blocks(const float* x, std::int64_t cols, int coded, CodedR
 
 }  // namespace
 
-void launch_4bit_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs, cudaStream_t stream) {
+void launch_4bit_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+                       cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(grid_rows), static_cast<unsigned>(grid_inputs));
     if (format == Format::nvfp4) return launch_format<Format::nvfp4>(kind, task, grid, stream);
     launch_format<Format::mxfp4>(kind, task, grid, stream);
@@ -205,7 +215,8 @@ void launch_4bit_tiles(TileKind kind, const TileTask& task, Format format, int g
 
 void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows to, cudaStream_t stream) {
     const auto coded = static_cast<int>(coded_chunks(cols));
-    launch("code activations", code_blocks, dim3(static_cast<unsigned>(rows), static_cast<unsigned>((coded * 4 + 127) / 128)), dim3(128), 0,
+    launch("code activations", code_blocks,
+           dim3(static_cast<unsigned>(rows), static_cast<unsigned>((coded * 4 + 127) / 128)), dim3(128), 0,
            stream, x, cols, coded, to);
 }
 

@@ -10,7 +10,8 @@
 
 namespace ftmpi::cuda {
 
-/// Copies of at most kMost bytes through page-locked memory: from pageable memory the driver would stage them itself, and wait.
+/// Copies of at most kMost bytes through page-locked memory: from pageable memory the driver would stage them
+/// itself, and wait.
 class SmallCopies {
 public:
     static constexpr std::size_t kMost = 4096;
@@ -44,7 +45,9 @@ private:
 /// Copies out on a stream of their own, behind the main stream, which goes on meanwhile.
 class CopiesBehind {
 public:
-    CopiesBehind(cudaStream_t main, int device) : main_(main), device_(device) { last_.record(stream_.get()); }
+    CopiesBehind(cudaStream_t main, int device) : main_(main), device_(device) {
+        last_.record(stream_.get());
+    }
     ~CopiesBehind() { cudaStreamSynchronize(stream_.get()); }
 
     std::uint64_t start(void* host, const void* device, std::size_t bytes) {
@@ -61,9 +64,11 @@ public:
         FTMPI_CUDA(cudaSetDevice(device_));  // or the thread would open the first GPU
         done_[ticket % kEvents].wait();
     }
-    /// The main stream goes on when all copies started so far are done; in a graph: those started when it is launched.
+    /// The main stream goes on when all copies started so far are done; in a graph: those started when it is
+    /// launched.
     void hold(bool capturing) {
-        FTMPI_CUDA(cudaStreamWaitEvent(main_, last_.get(), capturing ? cudaEventWaitExternal : cudaEventWaitDefault));
+        FTMPI_CUDA(cudaStreamWaitEvent(main_, last_.get(),
+                                       capturing ? cudaEventWaitExternal : cudaEventWaitDefault));
     }
 
 private:

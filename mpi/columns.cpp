@@ -16,8 +16,9 @@ void check_columns(std::span<const Columns> parts, int size, std::string_view na
             inside &= range.begin >= 0 && range.end <= part.width;
         }
         if (!inside || covered != part.width)
-            throw Error(Exit::failure, "'" + std::string(name) + "': the pieces of " + std::to_string(part.of_rank.size()) +
-                                           " ranks cover " + std::to_string(covered) + " of " + std::to_string(part.width) +
+            throw Error(Exit::failure, "'" + std::string(name) + "': the pieces of " +
+                                           std::to_string(part.of_rank.size()) + " ranks cover " +
+                                           std::to_string(covered) + " of " + std::to_string(part.width) +
                                            " columns");
     }
 }
@@ -26,7 +27,8 @@ std::uint64_t floats_of(std::span<const Columns> parts, int rank) {
     std::uint64_t floats = 0;
     for (const auto& part : parts) {
         const Range range = part.of_rank[static_cast<std::size_t>(rank)];
-        if (!range.empty()) floats += static_cast<std::uint64_t>(part.rows) * static_cast<std::uint64_t>(range.size());
+        if (!range.empty())
+            floats += static_cast<std::uint64_t>(part.rows) * static_cast<std::uint64_t>(range.size());
     }
     return floats;
 }

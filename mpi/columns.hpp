@@ -9,8 +9,8 @@
 
 namespace ftmpi::mpi {
 
-/// Throws Error(Exit::failure) naming the collective unless the pieces of `size` ranks tile each part, because columns that
-/// nobody sends would stay stale without a word.
+/// Throws Error(Exit::failure) naming the collective unless the pieces of `size` ranks tile each part,
+/// because columns that nobody sends would stay stale without a word.
 void check_columns(std::span<const Columns> parts, int size, std::string_view name);
 
 /// Floats that `rank` sends: its piece of every row of every part.

@@ -18,10 +18,8 @@ public:
     DeviceMpi(Session& session, Backend& backend, bool cuda_aware, std::string reason)
         : DeviceTransport(session, backend, std::move(reason)), cuda_aware_(cuda_aware) {
         const auto what = "buffer for MPI";
-        if (cuda_aware)
-            device_ = cuda::DeviceMemory(buffer_bytes, what);
-        else
-            host_ = cuda::PinnedMemory(buffer_bytes, what);
+        if (cuda_aware) device_ = cuda::DeviceMemory(buffer_bytes, what);
+        else host_ = cuda::PinnedMemory(buffer_bytes, what);
         buffer_ = static_cast<float*>(cuda_aware ? device_.data() : host_.data());
     }
 
@@ -32,21 +30,22 @@ protected:
         return static_cast<std::uint32_t>(buffer_bytes / sizeof(float) / static_cast<std::size_t>(size()));
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name, cudaStream_t stream) override {
+    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name,
+              cudaStream_t stream) override {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         FTMPI_CUDA(cudaStreamIsCapturing(stream, &capture));
         if (capture != cudaStreamCaptureStatusNone)
-            throw Error(Exit::failure, "'" + std::string(name) + "': an exchange through MPI cannot be part of a graph");
+            throw Error(Exit::failure,
+                        "'" + std::string(name) + "': an exchange through MPI cannot be part of a graph");
         cuda::Places places{};
         for (int r = 1; r < size(); ++r) places.at[r] = places.at[r - 1] + pieces.count[r - 1];
         cuda::pack(pieces, tag, buffer_ + places.at[rank()], control(), report(), stream);
         // Also ends the unpacking of the exchange before, whose data lies in the same buffer.
         FTMPI_CUDA(cudaStreamSynchronize(stream));
-        const std::uint64_t largest = *std::max_element(pieces.count, pieces.count + size()) * std::uint64_t{sizeof(float)};
-        if (!cuda_aware_ && largest <= Exchange::one_message())
-            send_copies(pieces, places, name);
-        else
-            send_in_place(pieces, places, name);
+        const std::uint64_t largest =
+            *std::max_element(pieces.count, pieces.count + size()) * std::uint64_t{sizeof(float)};
+        if (!cuda_aware_ && largest <= Exchange::one_message()) send_copies(pieces, places, name);
+        else send_in_place(pieces, places, name);
         cuda::unpack(pieces, tag, buffer_, places, control(), report(), stream);
     }
 
@@ -65,9 +64,10 @@ private:
             const auto in = exchange().incoming(r);
             const auto to = bytes_of(pieces, places, r);
             if (in.size() != to.size())
-                exchange().fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " +
-                                                         std::to_string(r) + " sent " + std::to_string(in.size()) +
-                                                         " bytes where rank " + std::to_string(rank()) + " expects " +
+                exchange().fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) +
+                                                         "' rank " + std::to_string(r) + " sent " +
+                                                         std::to_string(in.size()) + " bytes where rank " +
+                                                         std::to_string(rank()) + " expects " +
                                                          std::to_string(to.size())));
             std::copy(in.begin(), in.end(), to.begin());
         }
@@ -88,10 +88,13 @@ private:
 }  // namespace
 
 Attempt make_device_mpi(Session& session, Backend& backend, bool cuda_aware, std::string reason) {
-    if (session.size() > cuda::max_ranks) return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
+    if (session.size() > cuda::max_ranks)
+        return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
     std::unique_ptr<DeviceMpi> transport;
-    std::string trouble = first_trouble(
-        session, trouble_of([&] { transport = std::make_unique<DeviceMpi>(session, backend, cuda_aware, std::move(reason)); }));
+    std::string trouble = first_trouble(session, trouble_of([&] {
+                                            transport = std::make_unique<DeviceMpi>(
+                                                session, backend, cuda_aware, std::move(reason));
+                                        }));
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};
     return {std::move(transport), {}};

@@ -1,6 +1,7 @@
-// "mpi" for GPU memory: this rank's columns are packed by a kernel, travel by MPI, and are unpacked by a kernel. The buffers
-// lie in GPU memory when the library takes such pointers, else in page-locked host memory that the kernels read and write
-// directly. The host takes part in every exchange, so none can be captured in a graph.
+// "mpi" for GPU memory: this rank's columns are packed by a kernel, travel by MPI, and are unpacked by a
+// kernel. The buffers lie in GPU memory when the library takes such pointers, else in page-locked host memory
+// that the kernels read and write directly. The host takes part in every exchange, so none can be captured in
+// a graph.
 #pragma once
 
 #include <string>

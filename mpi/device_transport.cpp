@@ -59,17 +59,14 @@ bool in_capture(cudaStream_t stream) {
 std::string first_trouble(Session& session, const std::string& mine) {
     const auto all = session.all_gather(mine, "transport");
     for (std::size_t rank = 0; rank < all.size(); ++rank)
-        if (!all[rank].empty()) return name_ranks({static_cast<int>(rank)}, session.exchange().hosts()) + ": " + all[rank];
+        if (!all[rank].empty())
+            return name_ranks({static_cast<int>(rank)}, session.exchange().hosts()) + ": " + all[rank];
     return {};
 }
 
 DeviceTransport::DeviceTransport(Session& session, Backend& backend, std::string reason)
-    : exchange_(session.exchange()),
-      backend_(backend),
-      words_(session.host_communicator(backend)),
-      rank_(session.rank()),
-      size_(session.size()),
-      reason_(std::move(reason)),
+    : exchange_(session.exchange()), backend_(backend), words_(session.host_communicator(backend)),
+      rank_(session.rank()), size_(session.size()), reason_(std::move(reason)),
       control_(sizeof(cuda::Control), "state of the exchanges"),
       report_(sizeof(cuda::Report), "reports of the exchanges"),
       stream_(static_cast<cudaStream_t>(backend.stream())) {
@@ -81,7 +78,8 @@ DeviceTransport::DeviceTransport(Session& session, Backend& backend, std::string
 double DeviceTransport::timeout() const { return exchange_.timeout(); }
 
 std::uint32_t DeviceTransport::id_of(std::string_view name) {
-    // A step runs its collectives in the same order each time, so the next one is mostly the one after the last.
+    // A step runs its collectives in the same order each time, so the next one is mostly the one after the
+    // last.
     for (std::size_t i = 0; i < names_.size(); ++i) {
         last_name_ = last_name_ + 1 < names_.size() ? last_name_ + 1 : 0;
         if (names_[last_name_] == name) return static_cast<std::uint32_t>(last_name_);
@@ -99,7 +97,8 @@ void DeviceTransport::all_gather(std::span<const Columns> parts, std::string_vie
     stream_ = static_cast<cudaStream_t>(stream);
     const std::uint32_t id = id_of(name);
     for (std::size_t at = 0; at < parts.size(); at += cuda::max_parts)
-        gather_some(parts.subspan(at, std::min<std::size_t>(cuda::max_parts, parts.size() - at)), name, id, stream_);
+        gather_some(parts.subspan(at, std::min<std::size_t>(cuda::max_parts, parts.size() - at)), name, id,
+                    stream_);
 }
 
 void DeviceTransport::gather_some(std::span<const Columns> parts, std::string_view name, std::uint32_t id,
@@ -110,7 +109,8 @@ void DeviceTransport::gather_some(std::span<const Columns> parts, std::string_vi
     if (largest == 0) return;
     // Kernels count a rank's floats in 32 bits, with room for the rounding of chunks.
     if (largest >= 1u << 31)
-        throw Error(Exit::failure, "'" + std::string(name) + "': a rank would send " + std::to_string(largest) +
+        throw Error(Exit::failure, "'" + std::string(name) + "': a rank would send " +
+                                       std::to_string(largest) +
                                        " floats in one exchange; 2147483647 are the most");
     cuda::Pieces pieces = pieces_of(parts, rank_, size_);
     const std::uint32_t most = window(largest);
@@ -119,7 +119,8 @@ void DeviceTransport::gather_some(std::span<const Columns> parts, std::string_vi
         pieces.first = static_cast<std::uint32_t>(first);
         for (int r = 0; r < size_; ++r) {
             const std::uint64_t n = floats[static_cast<std::size_t>(r)];
-            pieces.count[r] = static_cast<std::uint32_t>(n > first ? std::min<std::uint64_t>(most, n - first) : 0);
+            pieces.count[r] =
+                static_cast<std::uint32_t>(n > first ? std::min<std::uint64_t>(most, n - first) : 0);
         }
         tag.signature = signature_of(name, pieces);
         move(pieces, tag, name, stream);
@@ -141,11 +142,12 @@ void DeviceTransport::check() {
     if (fault == cuda::Report::none) return;
     const int source = static_cast<int>(r.source);
     if (fault == cuda::Report::timed_out) fail_timed_out(r.name, {source});
-    exchange_.fail(
-        Error(Exit::failure,
-              "ranks are out of step: rank " + std::to_string(rank_) + " is in '" + names_[r.name] + "', rank " +
-                  std::to_string(source) + " in another exchange or with other sizes",
-              "all ranks must get the same options and files, and this must not happen even then: please report it"));
+    exchange_.fail(Error(Exit::failure,
+                         "ranks are out of step: rank " + std::to_string(rank_) + " is in '" +
+                             names_[r.name] + "', rank " + std::to_string(source) +
+                             " in another exchange or with other sizes",
+                         "all ranks must get the same options and files, and this must not happen even then: "
+                         "please report it"));
 }
 
 void DeviceTransport::fail_timed_out(std::uint32_t name, std::vector<int> ranks) {
@@ -165,15 +167,15 @@ std::vector<Communicator::Wait> DeviceTransport::waits() const {
     FTMPI_CUDA(cudaStreamSynchronize(stream_));
     for (std::size_t i = 0; i < names_.size(); ++i)
         if (state->calls[i] > 0)
-            all.push_back(
-                {names_[i], static_cast<double>(state->waited_ns[i]) * 1e-9, static_cast<std::int64_t>(state->calls[i])});
+            all.push_back({names_[i], static_cast<double>(state->waited_ns[i]) * 1e-9,
+                           static_cast<std::int64_t>(state->calls[i])});
     return all;
 }
 
 void DeviceTransport::reset_waits() {
     words_->reset_waits();
-    FTMPI_CUDA(
-        cudaMemsetAsync(&control()->waited_ns, 0, sizeof(cuda::Control::waited_ns) + sizeof(cuda::Control::calls), stream_));
+    FTMPI_CUDA(cudaMemsetAsync(&control()->waited_ns, 0,
+                               sizeof(cuda::Control::waited_ns) + sizeof(cuda::Control::calls), stream_));
 }
 
 std::string DeviceTransport::try_out(Session& session) {
@@ -184,7 +186,8 @@ std::string DeviceTransport::try_out(Session& session) {
             const std::int64_t rows = 3;
             std::vector<Range> cuts;
             for (int r = 0; r < size_; ++r)
-                cuts.push_back({r == 0 ? 0 : cuts.back().end, r + 1 == size_ ? width : width * (2 * r + 1) / (2 * size_)});
+                cuts.push_back({r == 0 ? 0 : cuts.back().end,
+                                r + 1 == size_ ? width : width * (2 * r + 1) / (2 * size_)});
             const auto value = [&](std::int64_t i) { return static_cast<float>((i * 37 + width) % 65'521); };
             std::vector<float> host(static_cast<std::size_t>(rows * width), -1.0f);
             const Range own = cuts[static_cast<std::size_t>(rank_)];
@@ -198,12 +201,13 @@ std::string DeviceTransport::try_out(Session& session) {
             backend_.copy_out(host.data(), device.data(), device.bytes());
             const volatile cuda::Report& r = *report();
             if (r.fault != cuda::Report::none)
-                throw Error(Exit::failure,
-                            "the data of rank " + std::to_string(r.source) + " did not arrive in a first exchange");
+                throw Error(Exit::failure, "the data of rank " + std::to_string(r.source) +
+                                               " did not arrive in a first exchange");
             for (std::int64_t i = 0; i < rows * width; ++i)
                 if (host[static_cast<std::size_t>(i)] != value(i))
-                    throw Error(Exit::failure, "a first exchange changed the data (" + std::to_string(rows) + " x " +
-                                                   std::to_string(width) + " floats, at " + std::to_string(i) + ")");
+                    throw Error(Exit::failure, "a first exchange changed the data (" + std::to_string(rows) +
+                                                   " x " + std::to_string(width) + " floats, at " +
+                                                   std::to_string(i) + ")");
         });
         trouble = first_trouble(session, trouble);
         if (!trouble.empty()) return trouble;

@@ -1,5 +1,5 @@
-// What all transports of GPU memory have in common: windows that fit their buffers, times and faults that their kernels report,
-// and host words through MPI. A transport adds one function: to move one window.
+// What all transports of GPU memory have in common: windows that fit their buffers, times and faults that
+// their kernels report, and host words through MPI. A transport adds one function: to move one window.
 #pragma once
 
 #include <memory>
@@ -23,16 +23,13 @@ struct Attempt {
 /// The lowest rank's trouble, as "rank 1 (node7): ...", or nothing when all ranks pass an empty text.
 std::string first_trouble(Session& session, const std::string& mine);
 
-/// Runs `work` and returns what it throws as text, empty when all went well. For set-up steps whose failure means that
-/// another transport is tried.
-template <class F>
-std::string trouble_of(F work) {
+/// Runs `work` and returns what it throws as text, empty when all went well. For set-up steps whose failure
+/// means that another transport is tried.
+template <class F> std::string trouble_of(F work) {
     try {
         work();
         return {};
-    } catch (const Error& error) {
-        return error.what();
-    }
+    } catch (const Error& error) { return error.what(); }
 }
 
 class DeviceTransport : public Communicator {
@@ -41,17 +38,20 @@ public:
     int size() const override { return size_; }
     std::string reason() const override { return reason_; }
 
-    /// Launches and returns; what happens on the GPU is learned by the next call of this or of all_gather_words(), which
-    /// throws. So an exchange that was not finished is an error at the latest when the ranks compare their step.
+    /// Launches and returns; what happens on the GPU is learned by the next call of this or of
+    /// all_gather_words(), which throws. So an exchange that was not finished is an error at the latest when
+    /// the ranks compare their step.
     void all_gather(std::span<const Columns> parts, std::string_view name, Stream stream) override;
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view name) override;
+    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                          std::string_view name) override;
 
-    /// Seconds that the exchanges took on the GPU, by its own clock, in graphs too; and host words. Waits for the GPU.
+    /// Seconds that the exchanges took on the GPU, by its own clock, in graphs too; and host words. Waits for
+    /// the GPU.
     std::vector<Wait> waits() const override;
     void reset_waits() override;
 
-    /// Gathers known columns in all forms and compares. Communicates; the result is the same on all ranks: empty, or what is
-    /// wrong.
+    /// Gathers known columns in all forms and compares. Communicates; the result is the same on all ranks:
+    /// empty, or what is wrong.
     std::string try_out(Session& session);
 
 protected:
@@ -59,7 +59,8 @@ protected:
 
     /// Most floats of one rank that move() takes in an exchange whose largest piece has `largest`.
     virtual std::uint32_t window(std::uint64_t largest) const = 0;
-    virtual void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name, cudaStream_t stream) = 0;
+    virtual void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name,
+                      cudaStream_t stream) = 0;
     /// Throws when an exchange has failed on the GPU.
     virtual void check();
 
@@ -72,7 +73,8 @@ protected:
     [[noreturn]] void fail_timed_out(std::uint32_t name, std::vector<int> ranks);
 
 private:
-    void gather_some(std::span<const Columns> parts, std::string_view name, std::uint32_t id, cudaStream_t stream);
+    void gather_some(std::span<const Columns> parts, std::string_view name, std::uint32_t id,
+                     cudaStream_t stream);
     std::uint32_t id_of(std::string_view name);
 
     Exchange& exchange_;

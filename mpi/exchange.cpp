@@ -14,7 +14,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 constexpr int head_tag = 1;
 constexpr int rest_tag = 2;
@@ -27,7 +29,8 @@ void check_mpi(int code, std::string_view call) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(code, text, &length);
-    throw Error(Exit::failure, std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+    throw Error(Exit::failure,
+                std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
 }
 
 std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit) {
@@ -37,11 +40,7 @@ std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit) {
 }
 
 Exchange::Exchange(MPI_Comm comm, int rank, int size)
-    : comm_(comm),
-      rank_(rank),
-      size_(size),
-      hosts_(static_cast<std::size_t>(size), "?"),
-      out_(head_bytes),
+    : comm_(comm), rank_(rank), size_(size), hosts_(static_cast<std::size_t>(size), "?"), out_(head_bytes),
       in_(static_cast<std::size_t>(size)) {
     for (int peer = 0; peer < size; ++peer)
         if (peer != rank) in_[static_cast<std::size_t>(peer)].resize(head_bytes);
@@ -73,7 +72,8 @@ bool Exchange::has_come(int rank) const {
     Header mine, theirs;
     std::memcpy(&mine, out_.data(), sizeof mine);
     std::memcpy(&theirs, in_[static_cast<std::size_t>(rank)].data(), sizeof theirs);
-    return theirs.call == mine.call && std::memcmp(theirs.name, mine.name, sizeof mine.name) == 0 && theirs.bytes <= head_payload;
+    return theirs.call == mine.call && std::memcmp(theirs.name, mine.name, sizeof mine.name) == 0 &&
+           theirs.bytes <= head_payload;
 }
 
 void Exchange::fail(const Error& error) {
@@ -88,38 +88,38 @@ void Exchange::fail(const Error& error, std::vector<int> missing) {
 }
 
 void Exchange::wait(std::string_view name, std::size_t receives) {
-    // Time in which this process did not run, stopped together with all others by a scheduler, is not time waited.
+    // Time in which this process did not run, stopped together with all others by a scheduler, is not time
+    // waited.
     constexpr double longest_turn = 1;
     double waited = 0;
     auto before = Clock::now();
     constexpr int spins = 50;  // a few microseconds: what a rank of the same host that is not late needs
     for (long turn = 0;; ++turn) {
         int done = 0;
-        const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
+        const int code =
+            MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
         if (code != MPI_SUCCESS) {
             try {
                 check_mpi(code, "exchange '" + std::string(name) + "'");
-            } catch (const Error& error) {
-                fail(error);
-            }
+            } catch (const Error& error) { fail(error); }
         }
         if (done) return;
         if (turn < spins) continue;
         waited += std::min(seconds_since(before), longest_turn);
         before = Clock::now();
         if (waited > timeout_) break;
-        // First make room for ranks that share this core, then sleep, so long that it adds at most about a twentieth.
-        if (waited < 1e-3)
-            sched_yield();
-        else
-            std::this_thread::sleep_for(std::chrono::duration<double>(std::clamp(waited / 20, 20e-6, 1e-3)));
+        // First make room for ranks that share this core, then sleep, so long that it adds at most about a
+        // twentieth.
+        if (waited < 1e-3) sched_yield();
+        else std::this_thread::sleep_for(std::chrono::duration<double>(std::clamp(waited / 20, 20e-6, 1e-3)));
     }
     missing_.clear();
     for (std::size_t i = 0; i < requests_.size(); ++i) {
         int done = 0;
         if (requests_[i] != MPI_REQUEST_NULL) MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
         const int peer = peers_[i];
-        if (requests_[i] != MPI_REQUEST_NULL && !done && std::find(missing_.begin(), missing_.end(), peer) == missing_.end())
+        if (requests_[i] != MPI_REQUEST_NULL && !done &&
+            std::find(missing_.begin(), missing_.end(), peer) == missing_.end())
             missing_.push_back(peer);
         // A message that a present rank did not take yet says nothing when some rank sent nothing at all.
         if (i + 1 == receives && !missing_.empty()) break;
@@ -127,8 +127,8 @@ void Exchange::wait(std::string_view name, std::size_t receives) {
     std::sort(missing_.begin(), missing_.end());
     if (missing_.empty()) return wait(name, receives);  // all came while it was asked who did not
     fail(Error(Exit::timed_out,
-               "'" + std::string(name) + "' was not finished within " + seconds_text(timeout_) + ": waited for " +
-                   name_ranks(missing_, hosts_),
+               "'" + std::string(name) + "' was not finished within " + seconds_text(timeout_) +
+                   ": waited for " + name_ranks(missing_, hosts_),
                "that process is stopped, hangs or is gone; if it is only slow, raise --timeout"));
 }
 
@@ -142,13 +142,15 @@ void Exchange::compare_headers(std::string_view name) {
         theirs.name[sizeof theirs.name - 1] = '\0';
         if (theirs.call == mine.call && std::strcmp(theirs.name, mine.name) == 0) continue;
         if (theirs.name == leaving)
-            fail(Error(Exit::rank_failed,
-                       name_ranks({peer}, hosts_) + " left the program while this rank was in '" + std::string(name) + "'"));
+            fail(Error(Exit::rank_failed, name_ranks({peer}, hosts_) +
+                                              " left the program while this rank was in '" +
+                                              std::string(name) + "'"));
         fail(Error(Exit::failure,
-                   "ranks are out of step: rank " + std::to_string(rank_) + " is in '" + mine.name + "' (exchange " +
-                       std::to_string(mine.call) + "), rank " + std::to_string(peer) + " in '" + theirs.name + "' (exchange " +
-                       std::to_string(theirs.call) + ")",
-                   "all ranks must get the same options and files, and this must not happen even then: please report it"));
+                   "ranks are out of step: rank " + std::to_string(rank_) + " is in '" + mine.name +
+                       "' (exchange " + std::to_string(mine.call) + "), rank " + std::to_string(peer) +
+                       " in '" + theirs.name + "' (exchange " + std::to_string(theirs.call) + ")",
+                   "all ranks must get the same options and files, and this must not happen even then: "
+                   "please report it"));
     }
 }
 
@@ -156,7 +158,8 @@ void Exchange::post_receive(std::byte* to, std::uint64_t bytes, int peer) {
     for (const auto piece : pieces_of(bytes, piece_bytes)) {
         requests_.emplace_back(MPI_REQUEST_NULL);
         peers_.push_back(peer);
-        check_mpi(MPI_Irecv(to, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()), "MPI_Irecv");
+        check_mpi(MPI_Irecv(to, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+                  "MPI_Irecv");
         to += piece;
     }
 }
@@ -165,7 +168,9 @@ void Exchange::post_send(const std::byte* from, std::uint64_t bytes, int peer) {
     for (const auto piece : pieces_of(bytes, piece_bytes)) {
         requests_.emplace_back(MPI_REQUEST_NULL);
         peers_.push_back(peer);
-        check_mpi(MPI_Isend(from, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()), "MPI_Isend");
+        check_mpi(
+            MPI_Isend(from, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+            "MPI_Isend");
         from += piece;
     }
 }
@@ -190,7 +195,8 @@ void Exchange::transfer_rest(std::string_view name) {
     if (!requests_.empty()) wait(name, receives);
 }
 
-void Exchange::run_at(std::string_view name, std::span<const std::byte> mine, std::span<const std::span<std::byte>> into) {
+void Exchange::run_at(std::string_view name, std::span<const std::byte> mine,
+                      std::span<const std::span<std::byte>> into) {
     if (size_ == 1) return;
     // The lengths go ahead: ranks that are out of step must not write into each other's memory.
     const std::uint64_t bytes = mine.size();
@@ -199,11 +205,13 @@ void Exchange::run_at(std::string_view name, std::span<const std::byte> mine, st
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         std::uint64_t theirs = 0;
-        if (incoming(peer).size() == sizeof theirs) std::memcpy(&theirs, incoming(peer).data(), sizeof theirs);
+        if (incoming(peer).size() == sizeof theirs)
+            std::memcpy(&theirs, incoming(peer).data(), sizeof theirs);
         if (const auto expected = into[static_cast<std::size_t>(peer)].size(); theirs != expected)
-            fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " + std::to_string(peer) +
-                                          " sends " + std::to_string(theirs) + " bytes where rank " + std::to_string(rank_) +
-                                          " expects " + std::to_string(expected)));
+            fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " +
+                                          std::to_string(peer) + " sends " + std::to_string(theirs) +
+                                          " bytes where rank " + std::to_string(rank_) + " expects " +
+                                          std::to_string(expected)));
     }
     requests_.clear();
     peers_.clear();
@@ -238,14 +246,16 @@ void Exchange::run(std::string_view name) {
             block.shrink_to_fit();
         }
         peers_[i] = peer;
-        check_mpi(MPI_Irecv(block.data(), static_cast<int>(head_bytes), MPI_BYTE, peer, head_tag, comm_, &requests_[i]),
+        check_mpi(MPI_Irecv(block.data(), static_cast<int>(head_bytes), MPI_BYTE, peer, head_tag, comm_,
+                            &requests_[i]),
                   "MPI_Irecv");
     }
     const int first = static_cast<int>(sizeof(Header) + std::min(mine.bytes, head_payload));
     for (std::size_t i = 0; i < others; ++i) {
         const int peer = (rank_ + 1 + static_cast<int>(i)) % size_;
         peers_[others + i] = peer;
-        check_mpi(MPI_Isend(out_.data(), first, MPI_BYTE, peer, head_tag, comm_, &requests_[others + i]), "MPI_Isend");
+        check_mpi(MPI_Isend(out_.data(), first, MPI_BYTE, peer, head_tag, comm_, &requests_[others + i]),
+                  "MPI_Isend");
     }
     wait(name, others);
     compare_headers(name);
@@ -259,7 +269,8 @@ void Exchange::tell_end() noexcept {
         if (peer == rank_) continue;
         // Empty messages leave at once, and no one asks for them again.
         MPI_Request request = MPI_REQUEST_NULL;
-        if (MPI_Isend(nullptr, 0, MPI_BYTE, peer, end_tag, comm_, &request) == MPI_SUCCESS && request != MPI_REQUEST_NULL)
+        if (MPI_Isend(nullptr, 0, MPI_BYTE, peer, end_tag, comm_, &request) == MPI_SUCCESS &&
+            request != MPI_REQUEST_NULL)
             MPI_Request_free(&request);
     }
 }
@@ -267,7 +278,8 @@ void Exchange::tell_end() noexcept {
 bool Exchange::hears_end(double seconds) noexcept {
     for (const auto start = Clock::now();;) {
         int here = 0;
-        if (MPI_Iprobe(MPI_ANY_SOURCE, end_tag, comm_, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && here) return true;
+        if (MPI_Iprobe(MPI_ANY_SOURCE, end_tag, comm_, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && here)
+            return true;
         if (seconds_since(start) >= std::max(seconds, 0.02)) return false;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

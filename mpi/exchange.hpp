@@ -1,8 +1,10 @@
-// The one primitive under everything that ranks tell each other: each rank sends one block of bytes to every other rank.
+// The one primitive under everything that ranks tell each other: each rank sends one block of bytes to every
+// other rank.
 //
-// Point-to-point rather than a collective, for three reasons: at the deadline it is known which ranks are missing; a header
-// in front of each block shows at no cost whether the ranks still do the same thing; and it has half the latency
-// (2 ranks of one host, 16 KB: 3.7 us against 7.2 us of MPI_Iallgather; 2-core Xeon, Open MPI 4.1.4).
+// Point-to-point rather than a collective, for three reasons: at the deadline it is known which ranks are
+// missing; a header in front of each block shows at no cost whether the ranks still do the same thing; and it
+// has half the latency (2 ranks of one host, 16 KB: 3.7 us against 7.2 us of MPI_Iallgather; 2-core Xeon,
+// Open MPI 4.1.4).
 #pragma once
 
 #include <cstddef>
@@ -13,7 +15,8 @@
 #include <string_view>
 #include <vector>
 
-// Of MPI only the C interface is used; the old C++ one would be a library more to link and warns under -Wextra.
+// Of MPI only the C interface is used; the old C++ one would be a library more to link and warns under
+// -Wextra.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -43,15 +46,17 @@ public:
     /// Room for `bytes` of this rank's block, to be filled before run(). Valid until the next outgoing().
     std::byte* outgoing(std::uint64_t bytes);
 
-    /// Sends this rank's block and receives those of all others. `name` is compared between ranks (its first 39 bytes).
-    /// Throws Error(timed_out) naming the collective and the ranks that did not send, Error(rank_failed) when a rank
-    /// is leaving the program instead, Error(failure) when ranks are in different collectives. After a throw the
-    /// exchange is broken: buffers stay with MPI, and every later run() throws the same.
+    /// Sends this rank's block and receives those of all others. `name` is compared between ranks (its first
+    /// 39 bytes). Throws Error(timed_out) naming the collective and the ranks that did not send,
+    /// Error(rank_failed) when a rank is leaving the program instead, Error(failure) when ranks are in
+    /// different collectives. After a throw the exchange is broken: buffers stay with MPI, and every later
+    /// run() throws the same.
     void run(std::string_view name);
 
-    /// run() for blocks that stay where they lie, in any memory that MPI can reach: sends `mine` and receives rank r's block into
-    /// into[r], whose length must be what r sends. The own entry is not used.
-    void run_at(std::string_view name, std::span<const std::byte> mine, std::span<const std::span<std::byte>> into);
+    /// run() for blocks that stay where they lie, in any memory that MPI can reach: sends `mine` and receives
+    /// rank r's block into into[r], whose length must be what r sends. The own entry is not used.
+    void run_at(std::string_view name, std::span<const std::byte> mine,
+                std::span<const std::span<std::byte>> into);
     /// The longest block that run() sends in one message; above it run_at() saves a copy.
     static constexpr std::uint64_t one_message() { return head_payload; }
 
@@ -60,7 +65,8 @@ public:
     /// Block of `rank`, valid until the next run(). This rank's own block is not here.
     std::span<const std::byte> incoming(int rank) const;
 
-    /// Marks the exchange broken and throws `error`: for faults that all ranks see, such as a block of the wrong length.
+    /// Marks the exchange broken and throws `error`: for faults that all ranks see, such as a block of the
+    /// wrong length.
     [[noreturn]] void fail(const Error& error);
     /// The same for a wait outside MPI that ended at its deadline because of the ranks `missing`.
     [[noreturn]] void fail(const Error& error, std::vector<int> missing);
@@ -69,10 +75,11 @@ public:
     /// Ranks that had not sent their block when the last run() failed at its deadline.
     const std::vector<int>& missing() const { return missing_; }
 
-    /// Tells the other ranks that this one has said why the job ends. Does not wait; the exchange may be broken.
+    /// Tells the other ranks that this one has said why the job ends. Does not wait; the exchange may be
+    /// broken.
     void tell_end() noexcept;
-    /// True as soon as another rank's tell_end() is here, false when none came in `seconds` (at least a few tries are made). The
-    /// exchange may be broken.
+    /// True as soon as another rank's tell_end() is here, false when none came in `seconds` (at least a few
+    /// tries are made). The exchange may be broken.
     bool hears_end(double seconds) noexcept;
 
     /// Name of the exchange that leaving ranks run.
@@ -86,8 +93,8 @@ private:
         friend bool operator==(const Header&, const Header&) = default;
     };
     static_assert(sizeof(Header) == 56);
-    /// The head message carries the header and as much of the block as fits; it is never longer than `head_bytes`,
-    /// so a receive can be posted before the length is known.
+    /// The head message carries the header and as much of the block as fits; it is never longer than
+    /// `head_bytes`, so a receive can be posted before the length is known.
     static constexpr std::uint64_t head_bytes = 64 * 1024;
     static constexpr std::uint64_t head_payload = head_bytes - sizeof(Header);
     static constexpr std::uint64_t piece_bytes = 1u << 30;

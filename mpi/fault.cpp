@@ -11,14 +11,14 @@
 namespace ftmpi::mpi {
 namespace {
 
-template <class T>
-bool parse(std::string_view text, T& value) {
+template <class T> bool parse(std::string_view text, T& value) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     return error == std::errc() && end == text.data() + text.size();
 }
 
 void act(const Fault& fault) {
-    if (fault.action == "throw") throw Error(Exit::failure, "a fault in " + fault.phase + " that FTMPI_FAULT asked for");
+    if (fault.action == "throw")
+        throw Error(Exit::failure, "a fault in " + fault.phase + " that FTMPI_FAULT asked for");
     if (fault.action == "exit") _exit(3);
     if (fault.action == "abort") std::abort();
     if (fault.action == "kill") raise(SIGKILL);
@@ -41,7 +41,8 @@ Fault parse_fault(std::string_view text) {
     Fault fault;
     const auto first = text.find(':');
     const auto last = text.rfind(':');
-    bool good = first != std::string_view::npos && last > first && parse(text.substr(0, first), fault.rank) && fault.rank >= 0;
+    bool good = first != std::string_view::npos && last > first && parse(text.substr(0, first), fault.rank) &&
+                fault.rank >= 0;
     if (good) {
         auto phase = text.substr(first + 1, last - first - 1);
         if (const auto hash = phase.find('#'); hash != std::string_view::npos) {
@@ -51,12 +52,14 @@ Fault parse_fault(std::string_view text) {
         fault.phase = phase;
         fault.action = text.substr(last + 1);
         bool known = false;
-        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2"}) known |= fault.action == action;
+        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2"})
+            known |= fault.action == action;
         good = good && known && !phase.empty();
     }
     if (!good)
-        throw Error(Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
-                    "actions are throw, exit, abort, kill, stop, hang, term, int and int2; unset it for normal work");
+        throw Error(
+            Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
+            "actions are throw, exit, abort, kill, stop, hang, term, int and int2; unset it for normal work");
     return fault;
 }
 

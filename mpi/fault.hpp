@@ -1,4 +1,5 @@
-// Test only: makes one rank fail on purpose, to show that every failure ends the job. Inert unless FTMPI_FAULT is set.
+// Test only: makes one rank fail on purpose, to show that every failure ends the job. Inert unless
+// FTMPI_FAULT is set.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 namespace ftmpi::mpi {
 
 /// FTMPI_FAULT="RANK:PHASE:ACTION" or "RANK:PHASE#N:ACTION" (the N-th time this phase is reached, from 1).
-/// Actions: throw (an Error), exit (code 3, no clean-up), abort, kill (SIGKILL), stop (SIGSTOP), hang, term and int
-/// (SIGTERM, SIGINT to itself), int2 (SIGINT twice).
+/// Actions: throw (an Error), exit (code 3, no clean-up), abort, kill (SIGKILL), stop (SIGSTOP), hang, term
+/// and int (SIGTERM, SIGINT to itself), int2 (SIGINT twice).
 struct Fault {
     int rank = 0;
     std::string phase;

@@ -13,13 +13,15 @@ using Clock = std::chrono::steady_clock;
 class HostTransport : public Communicator {
 public:
     HostTransport(Exchange& exchange, int rank, int size, Backend& backend)
-        : exchange_(exchange), rank_(rank), size_(size), backend_(backend), in_host_memory_(backend.info().backend == "cpu") {}
+        : exchange_(exchange), rank_(rank), size_(size), backend_(backend),
+          in_host_memory_(backend.info().backend == "cpu") {}
 
     int rank() const override { return rank_; }
     int size() const override { return size_; }
     std::string transport() const override { return "mpi"; }
     std::string reason() const override {
-        return in_host_memory_ ? "the CPU backend's memory is host memory" : "host memory and MPI always work";
+        return in_host_memory_ ? "the CPU backend's memory is host memory"
+                               : "host memory and MPI always work";
     }
 
     void all_gather(std::span<const Columns> parts, std::string_view name, Stream) override {
@@ -49,12 +51,13 @@ public:
         count(name, start);
     }
 
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view name) override {
+    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                          std::string_view name) override {
         const auto start = Clock::now();
         if (all.size() != mine.size() * static_cast<std::size_t>(size_))
-            throw Error(Exit::failure, "'" + std::string(name) + "': " + std::to_string(all.size()) + " words of room for " +
-                                           std::to_string(mine.size()) + " words of each of " + std::to_string(size_) +
-                                           " ranks");
+            throw Error(Exit::failure, "'" + std::string(name) + "': " + std::to_string(all.size()) +
+                                           " words of room for " + std::to_string(mine.size()) +
+                                           " words of each of " + std::to_string(size_) + " ranks");
         const std::uint64_t bytes = mine.size_bytes();
         std::byte* out = exchange_.outgoing(bytes);
         if (bytes > 0) std::memcpy(out, mine.data(), bytes);
@@ -87,13 +90,16 @@ private:
         return in + bytes;
     }
 
-    static std::uint64_t bytes_of(std::span<const Columns> parts, int rank) { return floats_of(parts, rank) * sizeof(float); }
+    static std::uint64_t bytes_of(std::span<const Columns> parts, int rank) {
+        return floats_of(parts, rank) * sizeof(float);
+    }
 
     void require_bytes(std::uint64_t got, std::uint64_t expected, int peer, std::string_view name) {
         if (got == expected) return;
         exchange_.fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " +
-                                                std::to_string(peer) + " sent " + std::to_string(got) + " bytes where rank " +
-                                                std::to_string(rank_) + " expects " + std::to_string(expected)));
+                                                std::to_string(peer) + " sent " + std::to_string(got) +
+                                                " bytes where rank " + std::to_string(rank_) + " expects " +
+                                                std::to_string(expected)));
     }
 
     /// Row of a part in host memory: the matrix itself, or its copy in mirror_.
@@ -102,7 +108,8 @@ private:
         return base + row * parts[part].width;
     }
 
-    /// This rank's columns into mirror_. Of several rows the whole matrix is copied: one transfer beats one a row.
+    /// This rank's columns into mirror_. Of several rows the whole matrix is copied: one transfer beats one a
+    /// row.
     void copy_out(std::span<const Columns> parts) {
         mirror_at_.clear();
         std::size_t floats = 0;
@@ -120,7 +127,8 @@ private:
                 backend_.copy_out(host + own.begin, part.data + own.begin,
                                   static_cast<std::size_t>(own.size()) * sizeof(float));
             else
-                backend_.copy_out(host, part.data, static_cast<std::size_t>(part.rows * part.width) * sizeof(float));
+                backend_.copy_out(host, part.data,
+                                  static_cast<std::size_t>(part.rows * part.width) * sizeof(float));
         }
     }
 
@@ -133,7 +141,8 @@ private:
 
     void count(std::string_view name, Clock::time_point start) {
         const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-        // A step runs its collectives in the same order each time, so the next one is mostly the one after the last.
+        // A step runs its collectives in the same order each time, so the next one is mostly the one after
+        // the last.
         for (std::size_t i = 0; i < waits_.size(); ++i) {
             last_ = last_ + 1 < waits_.size() ? last_ + 1 : 0;
             if (waits_[last_].name != name) continue;

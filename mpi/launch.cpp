@@ -11,8 +11,7 @@ namespace ftmpi::mpi {
 namespace {
 
 /// A whole number of 0 or more that T holds.
-template <class T = int>
-std::optional<T> number(const Environment& environment, const std::string& name) {
+template <class T = int> std::optional<T> number(const Environment& environment, const std::string& name) {
     const auto it = environment.find(name);
     if (it == environment.end()) return std::nullopt;
     T value = 0;
@@ -37,13 +36,21 @@ struct Dialect {
 
 const std::vector<Dialect>& dialects() {
     static const std::vector<Dialect> all = {
-        {"mpirun of Open MPI", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", true},
+        {"mpirun of Open MPI",
+         {"OMPI_COMM_WORLD_SIZE"},
+         "OMPI_COMM_WORLD_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE",
+         true},
         {"mpirun of MVAPICH",
          {"MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"},
          "MV2_COMM_WORLD_RANK",
          "MV2_COMM_WORLD_LOCAL_SIZE",
          false},
-        {"mpiexec of MPICH or Intel MPI", {"PMI_SIZE", "MPI_LOCALNRANKS"}, "PMI_RANK", "MPI_LOCALNRANKS", false},
+        {"mpiexec of MPICH or Intel MPI",
+         {"PMI_SIZE", "MPI_LOCALNRANKS"},
+         "PMI_RANK",
+         "MPI_LOCALNRANKS",
+         false},
     };
     return all;
 }
@@ -66,10 +73,12 @@ std::optional<Launch> read(const Environment& environment, const Dialect& dialec
     return std::nullopt;
 }
 
-/// A step of srun. The body of a batch script has SLURM_NTASKS and SLURM_PROCID too, but is no step of its own:
-/// it has no step id, or one of the numbers that Slurm reserves for batch, interactive and external steps.
+/// A step of srun. The body of a batch script has SLURM_NTASKS and SLURM_PROCID too, but is no step of its
+/// own: it has no step id, or one of the numbers that Slurm reserves for batch, interactive and external
+/// steps.
 std::optional<Launch> read_slurm_step(const Environment& environment) {
-    const auto step = number<long>(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
+    const auto step =
+        number<long>(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
     const auto tasks = number(environment, "SLURM_STEP_NUM_TASKS");
     constexpr long first_reserved = 0xfffffff0L;
     if (!step || *step >= first_reserved || !tasks) return std::nullopt;
@@ -79,7 +88,8 @@ std::optional<Launch> read_slurm_step(const Environment& environment) {
     launch.rank = number(environment, "SLURM_PROCID").value_or(0);
     launch.whole_on_host = number(environment, "SLURM_STEP_NUM_NODES").value_or(0) == 1;
     launch.ranks_here = launch.whole_on_host ? launch.size : 0;
-    launch.variables = "SLURM_PROCID=" + std::to_string(launch.rank) + " SLURM_STEP_NUM_TASKS=" + std::to_string(launch.size);
+    launch.variables = "SLURM_PROCID=" + std::to_string(launch.rank) +
+                       " SLURM_STEP_NUM_TASKS=" + std::to_string(launch.size);
     return launch;
 }
 
@@ -90,7 +100,8 @@ Environment process_environment() {
     for (char** entry = environ; *entry != nullptr; ++entry) {
         const std::string_view text(*entry);
         const auto equal = text.find('=');
-        if (equal != std::string_view::npos) environment.emplace(text.substr(0, equal), text.substr(equal + 1));
+        if (equal != std::string_view::npos)
+            environment.emplace(text.substr(0, equal), text.substr(equal + 1));
     }
     return environment;
 }
@@ -105,7 +116,8 @@ std::optional<Launch> launch_of(const Environment& environment, std::string_view
 }
 
 bool is_wired(const Environment& environment) {
-    for (const char* name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI_PORT", "OMPI_COMM_WORLD_RANK"})
+    for (const char* name :
+         {"PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI_PORT", "OMPI_COMM_WORLD_RANK"})
         if (has(environment, name)) return true;
     return false;
 }
@@ -114,9 +126,9 @@ std::string launch_problem(const Environment& environment, std::string_view libr
     if (size != 1) return {};
     const auto launch = launch_of(environment, library);
     if (!launch || launch->size <= 1) return {};
-    return "started as " + std::to_string(launch->size) + " separate one-rank jobs: " + launch->launcher + " started " +
-           std::to_string(launch->size) + " processes (" + launch->variables + "), but the MPI library of this program, " +
-           short_library(library) + ", sees one rank in each";
+    return "started as " + std::to_string(launch->size) + " separate one-rank jobs: " + launch->launcher +
+           " started " + std::to_string(launch->size) + " processes (" + launch->variables +
+           "), but the MPI library of this program, " + short_library(library) + ", sees one rank in each";
 }
 
 std::string launch_hint(std::string_view library) {
@@ -136,17 +148,19 @@ StartSettings start_settings(const Environment& environment, std::string_view li
     };
     // Without these a process of its own starts a daemon, which needs ssh on the PATH.
     if (alone) set("OMPI_MCA_ess_singleton_isolated", "1");
-    // All such processes of a user share one folder for their session, which one that ends removes under another that begins; a rank
-    // of its own has nothing to put there.
+    // All such processes of a user share one folder for their session, which one that ends removes under
+    // another that begins; a rank of its own has nothing to put there.
     if (alone) set("OMPI_MCA_orte_create_session_dirs", "0");
-    // By this variable Open MPI 4 takes a step of one task for a job that needs Slurm's PMIx, and ends the program.
+    // By this variable Open MPI 4 takes a step of one task for a job that needs Slurm's PMIx, and ends the
+    // program.
     if (alone && has(environment, "SLURM_STEP_ID")) settings.hide.push_back("SLURM_STEP_ID");
     // Looking for fabrics takes 0.2 s and is of no use inside one host.
-    const bool chosen_by_user =
-        has(environment, "OMPI_MCA_pml") || has(environment, "OMPI_MCA_btl") || has(environment, "OMPI_MCA_mtl");
+    const bool chosen_by_user = has(environment, "OMPI_MCA_pml") || has(environment, "OMPI_MCA_btl") ||
+                                has(environment, "OMPI_MCA_mtl");
     if ((alone || on_one_host) && !chosen_by_user) set("OMPI_MCA_pml", "ob1");
     if (alone && !chosen_by_user) set("OMPI_MCA_btl", "self");
-    // Where the system call is forbidden (containers) Open MPI 4 finds out at the first large message, with an error.
+    // Where the system call is forbidden (containers) Open MPI 4 finds out at the first large message, with
+    // an error.
     if (on_one_host && !reads_siblings) set("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
     return settings;
 }
@@ -158,7 +172,8 @@ bool reads_siblings_memory() {
 }
 
 std::string short_library(std::string_view text) {
-    while (!text.empty() && (text.back() == '\0' || text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+    while (!text.empty() && (text.back() == '\0' || text.back() == '\n' || text.back() == ' '))
+        text.remove_suffix(1);
     auto end = text.find_first_of(",\n\t");
     // MPICH writes "MPICH Version:\t4.0.2\nMPICH Release date: ..."
     if (end != std::string_view::npos && text[end] == '\t') {
@@ -166,7 +181,8 @@ std::string short_library(std::string_view text) {
         std::string joined(text.substr(0, end));
         const auto value = text.find_first_not_of('\t', end);
         if (value != std::string_view::npos && (line == std::string_view::npos || value < line))
-            joined += " " + std::string(text.substr(value, line == std::string_view::npos ? line : line - value));
+            joined +=
+                " " + std::string(text.substr(value, line == std::string_view::npos ? line : line - value));
         return joined;
     }
     return std::string(text.substr(0, end));

@@ -1,5 +1,5 @@
-// How this process was started, read from the environment that launchers set. Pure functions, so that every launcher can be
-// tested.
+// How this process was started, read from the environment that launchers set. Pure functions, so that every
+// launcher can be tested.
 #pragma once
 
 #include <map>
@@ -24,15 +24,17 @@ struct Launch {
     bool whole_on_host = false;
 };
 
-/// The innermost launcher that tells a number of ranks; none in a plain shell or in the body of a batch script.
-/// `library` is what MPI_Get_library_version says: its own launcher's word goes before that of an outer one.
+/// The innermost launcher that tells a number of ranks; none in a plain shell or in the body of a batch
+/// script. `library` is what MPI_Get_library_version says: its own launcher's word goes before that of an
+/// outer one.
 std::optional<Launch> launch_of(const Environment& environment, std::string_view library);
 
 /// True when a launcher left the means by which MPI processes find each other (PMI or PMIx).
 bool is_wired(const Environment& environment);
 
-/// Why this launch cannot be what was meant, as one sentence, when MPI counts `size` ranks; empty when it is sound.
-/// Finds N processes that a foreign mpirun or a plain srun started and that each became a job of one rank.
+/// Why this launch cannot be what was meant, as one sentence, when MPI counts `size` ranks; empty when it is
+/// sound. Finds N processes that a foreign mpirun or a plain srun started and that each became a job of one
+/// rank.
 std::string launch_problem(const Environment& environment, std::string_view library, int size);
 /// What to do about it.
 std::string launch_hint(std::string_view library);
@@ -43,10 +45,12 @@ struct StartSettings {
     std::vector<std::string> hide;
 };
 
-/// Settings that let Open MPI start fast inside one host, and a single process without ssh and under `srun -n 1`; only those
-/// that the user left open. The same on all ranks of a job. `reads_siblings`: see reads_siblings_memory().
+/// Settings that let Open MPI start fast inside one host, and a single process without ssh and under `srun -n
+/// 1`; only those that the user left open. The same on all ranks of a job. `reads_siblings`: see
+/// reads_siblings_memory().
 StartSettings start_settings(const Environment& environment, std::string_view library, bool reads_siblings);
-/// Whether the system call by which MPI copies out of another process is allowed here (containers may forbid it).
+/// Whether the system call by which MPI copies out of another process is allowed here (containers may forbid
+/// it).
 bool reads_siblings_memory();
 
 /// "Open MPI v4.1.4" out of the long text of MPI_Get_library_version.

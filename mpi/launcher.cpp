@@ -14,8 +14,8 @@ namespace {
 
 using Text = std::array<char, 1024>;
 
-/// Name and start time of a process as the kernel states them, "(mpirun) 123456"; empty when it is gone. Calls nothing that may not be
-/// called between fork() and the end of a process with threads.
+/// Name and start time of a process as the kernel states them, "(mpirun) 123456"; empty when it is gone.
+/// Calls nothing that may not be called between fork() and the end of a process with threads.
 Text identity_of(const char* stat_file) noexcept {
     Text identity{}, text{};
     const int fd = ::open(stat_file, O_RDONLY | O_CLOEXEC);
@@ -70,7 +70,8 @@ void end_launcher_after(int seconds) noexcept {
     if (!is_open_mpi_launcher(identity)) return;
     const pid_t watcher = ::fork();
     if (watcher == 0) watch(launcher, stat_file, identity, seconds);
-    // Out of this rank's process group, which the launcher kills: done here, as that may be before the watcher has run at all.
+    // Out of this rank's process group, which the launcher kills: done here, as that may be before the
+    // watcher has run at all.
     if (watcher > 0) ::setpgid(watcher, watcher);
 }
 

@@ -37,12 +37,13 @@ constexpr double roll_call_seconds = 2;
 void check(ncclResult_t result, const char* call, ncclComm_t communicator = nullptr) {
     if (result == ncclSuccess) return;
     std::string detail = ncclGetLastError(communicator);
-    throw Error(Exit::failure,
-                std::string(call) + " failed: " + ncclGetErrorString(result) + (detail.empty() ? "" : " (" + detail + ")"));
+    throw Error(Exit::failure, std::string(call) + " failed: " + ncclGetErrorString(result) +
+                                   (detail.empty() ? "" : " (" + detail + ")"));
 }
 
 std::string version_text(int code) {
-    return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
+    return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
+           std::to_string(code % 100);
 }
 
 /// NCCL's own transport between GPUs of a host needs room there, and its message does not say so.
@@ -51,11 +52,14 @@ std::string shared_memory_note() {
     constexpr std::uint64_t enough = 64u << 20;
     if (statvfs("/dev/shm", &room) != 0) return {};
     const auto free = std::uint64_t{room.f_bavail} * room.f_frsize;
-    return free < enough ? "; /dev/shm has only " + std::to_string(free >> 20) + " MiB free (containers: --shm-size)" : "";
+    return free < enough
+               ? "; /dev/shm has only " + std::to_string(free >> 20) + " MiB free (containers: --shm-size)"
+               : "";
 }
 
-/// Looks whether the exchange that has begun on the GPU also ends. NCCL's kernels wait without end for a rank that does not
-/// come, and the host may be waiting for them: so a thread ends the communicator at the deadline, which ends the kernels.
+/// Looks whether the exchange that has begun on the GPU also ends. NCCL's kernels wait without end for a rank
+/// that does not come, and the host may be waiting for them: so a thread ends the communicator at the
+/// deadline, which ends the kernels.
 class Monitor {
 public:
     Monitor(ncclComm_t communicator, int device, const volatile cuda::Report* report, double timeout)
@@ -97,15 +101,17 @@ private:
             fired_ = true;
             lock.unlock();
             {
-                const Watchdog watchdog(finish_seconds,
-                                        "ftmpi: error: NCCL waits for a rank that does not come, and cannot be stopped\n",
-                                        static_cast<int>(Exit::timed_out));
+                const Watchdog watchdog(
+                    finish_seconds,
+                    "ftmpi: error: NCCL waits for a rank that does not come, and cannot be stopped\n",
+                    static_cast<int>(Exit::timed_out));
                 ncclCommAbort(communicator_);
             }
             lock.lock();
             if (!changed_.wait_for(lock, std::chrono::duration<double>(finish_seconds),
                                    [this] { return done_ || seen_.load(); })) {
-                say("ftmpi: error: NCCL waited for a rank that did not come, and the GPU does not come back\n");
+                say("ftmpi: error: NCCL waited for a rank that did not come, and the GPU does not come "
+                    "back\n");
                 _exit(static_cast<int>(Exit::timed_out));
             }
             return;
@@ -126,39 +132,35 @@ private:
 class NcclTransport : public DeviceTransport {
 public:
     NcclTransport(Session& session, Backend& backend, std::string reason, ncclComm_t communicator, int device)
-        : DeviceTransport(session, backend, std::move(reason)),
-          communicator_(communicator),
-          exceptions_(std::uncaught_exceptions()),
-          buffer_(buffer_bytes, "buffer for NCCL"),
+        : DeviceTransport(session, backend, std::move(reason)), communicator_(communicator),
+          exceptions_(std::uncaught_exceptions()), buffer_(buffer_bytes, "buffer for NCCL"),
           monitor_(std::make_unique<Monitor>(communicator, device, report(), timeout())) {}
 
     ~NcclTransport() override {
         const bool aborted = monitor_->fired();
         monitor_.reset();
         if (aborted) return;
-        const Watchdog watchdog(
-            finish_seconds,
-            "ftmpi: error at the end: NCCL does not let go of the GPU; is a graph with its exchanges still alive?\n",
-            static_cast<int>(Exit::failure));
-        if (std::uncaught_exceptions() > exceptions_ || exchange().broken())
-            ncclCommAbort(communicator_);
-        else
-            ncclCommDestroy(communicator_);
+        const Watchdog watchdog(finish_seconds,
+                                "ftmpi: error at the end: NCCL does not let go of the GPU; is a graph with "
+                                "its exchanges still alive?\n",
+                                static_cast<int>(Exit::failure));
+        if (std::uncaught_exceptions() > exceptions_ || exchange().broken()) ncclCommAbort(communicator_);
+        else ncclCommDestroy(communicator_);
     }
 
     std::string transport() const override { return "nccl"; }
     bool capturable() const override { return true; }
 
 protected:
-    /// The ranks that do not answer over MPI, as NCCL does not say whom it waits for. Those that do have come to their deadlines as well.
+    /// The ranks that do not answer over MPI, as NCCL does not say whom it waits for. Those that do have come
+    /// to their deadlines as well.
     std::vector<int> absent() {
         const double patience = timeout();
         try {
             exchange().set_timeout(std::min(patience, roll_call_seconds));
             exchange().outgoing(0);
             exchange().run("roll call");
-        } catch (const Error&) {
-        }
+        } catch (const Error&) {}
         exchange().set_timeout(patience);
         return exchange().missing();
     }
@@ -178,25 +180,30 @@ protected:
         DeviceTransport::check();
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view, cudaStream_t stream) override {
+    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view,
+              cudaStream_t stream) override {
         const auto* end = pieces.count + size();
-        const std::uint32_t most = *std::max_element(pieces.count, end), least = *std::min_element(pieces.count, end);
+        const std::uint32_t most = *std::max_element(pieces.count, end),
+                            least = *std::min_element(pieces.count, end);
         const bool padded =
-            most == least || std::size_t{most} * static_cast<std::size_t>(size()) * sizeof(float) <= padded_bytes;
+            most == least ||
+            std::size_t{most} * static_cast<std::size_t>(size()) * sizeof(float) <= padded_bytes;
         cuda::Places places{};
-        for (int r = 1; r < size(); ++r) places.at[r] = places.at[r - 1] + (padded ? most : pieces.count[r - 1]);
+        for (int r = 1; r < size(); ++r)
+            places.at[r] = places.at[r - 1] + (padded ? most : pieces.count[r - 1]);
         float* const all = static_cast<float*>(buffer_.data());
         float* const own = all + places.at[rank()];
         cuda::pack(pieces, tag, own, control(), report(), stream);
         if (padded) {
-            mpi::check(ncclAllGather(own, all, most, ncclFloat, communicator_, stream), "ncclAllGather", communicator_);
+            mpi::check(ncclAllGather(own, all, most, ncclFloat, communicator_, stream), "ncclAllGather",
+                       communicator_);
         } else {
             mpi::check(ncclGroupStart(), "ncclGroupStart");
             for (int r = 0; r < size(); ++r) {
                 if (pieces.count[r] == 0) continue;
                 float* const from = all + places.at[r];
-                mpi::check(ncclBroadcast(from, from, pieces.count[r], ncclFloat, r, communicator_, stream), "ncclBroadcast",
-                           communicator_);
+                mpi::check(ncclBroadcast(from, from, pieces.count[r], ncclFloat, r, communicator_, stream),
+                           "ncclBroadcast", communicator_);
             }
             mpi::check(ncclGroupEnd(), "ncclGroupEnd", communicator_);
         }
@@ -212,22 +219,23 @@ private:
 
 std::string compare_versions(Session& session) {
     int version = 0;
-    const std::string trouble = first_trouble(session, trouble_of([&] { check(ncclGetVersion(&version), "ncclGetVersion"); }));
+    const std::string trouble =
+        first_trouble(session, trouble_of([&] { check(ncclGetVersion(&version), "ncclGetVersion"); }));
     if (!trouble.empty()) return trouble;
     const auto all = session.all_gather(std::to_string(version), "NCCL versions");
     for (std::size_t r = 0; r < all.size(); ++r) {
         if (all[r] != all[0])
-            return "rank 0 has NCCL " + version_text(std::stoi(all[0])) + ", rank " + std::to_string(r) + " has " +
-                   version_text(std::stoi(all[r]));
+            return "rank 0 has NCCL " + version_text(std::stoi(all[0])) + ", rank " + std::to_string(r) +
+                   " has " + version_text(std::stoi(all[r]));
         if (std::stoi(all[r]) / 100 < NCCL_VERSION_CODE / 100)
-            return "NCCL " + version_text(std::stoi(all[r])) + " is older than " + version_text(NCCL_VERSION_CODE) +
-                   ", which this program was built with";
+            return "NCCL " + version_text(std::stoi(all[r])) + " is older than " +
+                   version_text(NCCL_VERSION_CODE) + ", which this program was built with";
     }
     return {};
 }
 
-/// The communicator is made in a thread so that there is a deadline. NCCL's own nonblocking communicators have one too, but
-/// they start a thread for every later exchange, which costs more than the exchange.
+/// The communicator is made in a thread so that there is a deadline. NCCL's own nonblocking communicators
+/// have one too, but they start a thread for every later exchange, which costs more than the exchange.
 ncclComm_t join(const ncclUniqueId& id, int rank, int size, int device, double timeout) {
     struct Result {
         ncclComm_t communicator = nullptr;
@@ -241,7 +249,8 @@ ncclComm_t join(const ncclUniqueId& id, int rank, int size, int device, double t
             FTMPI_CUDA(cudaSetDevice(device));
             ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
             config.blocking = 1;
-            check(ncclCommInitRankConfig(&result.communicator, size, id, rank, &config), "ncclCommInitRankConfig");
+            check(ncclCommInitRankConfig(&result.communicator, size, id, rank, &config),
+                  "ncclCommInitRankConfig");
         });
         promise.set_value(std::move(result));
     });
@@ -249,7 +258,8 @@ ncclComm_t join(const ncclUniqueId& id, int rank, int size, int device, double t
         thread.detach();
         char seconds[32];
         std::snprintf(seconds, sizeof seconds, "%g s", timeout);
-        throw Error(Exit::timed_out, std::string("NCCL did not start within ") + seconds + shared_memory_note(),
+        throw Error(Exit::timed_out,
+                    std::string("NCCL did not start within ") + seconds + shared_memory_note(),
                     "NCCL_DEBUG=INFO shows what it waits for; --transport mpi does without it");
     }
     thread.join();
@@ -261,14 +271,17 @@ ncclComm_t join(const ncclUniqueId& id, int rank, int size, int device, double t
 }  // namespace
 
 Attempt make_nccl_transport(Session& session, Backend& backend, std::string reason) {
-    if (session.size() > cuda::max_ranks) return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
-    // What NCCL is told by its environment stays; only multicast, which some hosts share badly, is off unless asked for.
+    if (session.size() > cuda::max_ranks)
+        return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
+    // What NCCL is told by its environment stays; only multicast, which some hosts share badly, is off unless
+    // asked for.
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     std::string trouble = compare_versions(session);
     if (!trouble.empty()) return {nullptr, trouble};
     ncclUniqueId id{};
-    trouble =
-        first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] { check(ncclGetUniqueId(&id), "ncclGetUniqueId"); }));
+    trouble = first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] {
+                                check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+                            }));
     if (!trouble.empty()) return {nullptr, trouble};
     const auto bytes = session.broadcast(std::string(id.internal, sizeof id.internal), "NCCL id");
     std::memcpy(id.internal, bytes.data(), sizeof id.internal);
@@ -278,10 +291,9 @@ Attempt make_nccl_transport(Session& session, Backend& backend, std::string reas
     ncclComm_t communicator = nullptr;
     std::optional<Error> mine;
     try {
-        communicator = join(id, session.rank(), session.size(), device, std::min(start_seconds, session.exchange().timeout()));
-    } catch (const Error& error) {
-        mine = error;
-    }
+        communicator = join(id, session.rank(), session.size(), device,
+                            std::min(start_seconds, session.exchange().timeout()));
+    } catch (const Error& error) { mine = error; }
     const bool late = mine && mine->code() == Exit::timed_out;
     // A rank that waited in vain knows less than the one that failed.
     trouble = first_trouble(session, mine && !late ? mine->what() : "");
@@ -293,8 +305,8 @@ Attempt make_nccl_transport(Session& session, Backend& backend, std::string reas
     std::unique_ptr<NcclTransport> transport;
     if (trouble.empty())
         trouble = first_trouble(session, trouble_of([&] {
-                                    transport = std::make_unique<NcclTransport>(session, backend, std::move(reason),
-                                                                                communicator, device);
+                                    transport = std::make_unique<NcclTransport>(
+                                        session, backend, std::move(reason), communicator, device);
                                 }));
     if (!transport && communicator != nullptr) ncclCommAbort(communicator);
     if (trouble.empty()) trouble = transport->try_out(session);

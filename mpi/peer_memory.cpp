@@ -23,9 +23,12 @@ public:
     ~DevicePeerMemory() override {
         cudaDeviceSynchronize();
         for (std::size_t r = 0; r < addresses_.size(); ++r)
-            if (static_cast<int>(r) != rank_ && addresses_[r] != nullptr) cudaIpcCloseMemHandle(addresses_[r]);
+            if (static_cast<int>(r) != rank_ && addresses_[r] != nullptr)
+                cudaIpcCloseMemHandle(addresses_[r]);
     }
-    std::byte* of_rank(int rank) const override { return static_cast<std::byte*>(addresses_[static_cast<std::size_t>(rank)]); }
+    std::byte* of_rank(int rank) const override {
+        return static_cast<std::byte*>(addresses_[static_cast<std::size_t>(rank)]);
+    }
 
     cudaIpcMemHandle_t allocate(std::size_t bytes) {
         own_ = cuda::DeviceMemory(bytes, "a mailbox");
@@ -37,7 +40,8 @@ public:
         return handle;
     }
     void open(int rank, const cudaIpcMemHandle_t& handle) {
-        FTMPI_CUDA(cudaIpcOpenMemHandle(&addresses_[static_cast<std::size_t>(rank)], handle, cudaIpcMemLazyEnablePeerAccess));
+        FTMPI_CUDA(cudaIpcOpenMemHandle(&addresses_[static_cast<std::size_t>(rank)], handle,
+                                        cudaIpcMemLazyEnablePeerAccess));
     }
 
 private:
@@ -51,7 +55,8 @@ std::string system_text(const std::string& what) { return what + ": " + std::str
 /// One segment for all ranks, mapped by each process and known to each GPU.
 class HostPeerMemory : public PeerMemory {
 public:
-    HostPeerMemory(std::size_t bytes, int size) : bytes_(bytes), total_(bytes * static_cast<std::size_t>(size)) {}
+    HostPeerMemory(std::size_t bytes, int size)
+        : bytes_(bytes), total_(bytes * static_cast<std::size_t>(size)) {}
     ~HostPeerMemory() override {
         cudaDeviceSynchronize();
         if (registered_) cudaHostUnregister(host_);
@@ -63,7 +68,8 @@ public:
     /// Makes the segment and returns its name.
     std::string create() {
         struct statvfs room {};
-        if (statvfs("/dev/shm", &room) == 0 && std::uint64_t{room.f_bavail} * room.f_frsize < total_) throw_no_room(room);
+        if (statvfs("/dev/shm", &room) == 0 && std::uint64_t{room.f_bavail} * room.f_frsize < total_)
+            throw_no_room(room);
         const auto name = "/ftmpi-" + std::to_string(getpid()) + "-" + std::to_string(std::random_device{}());
         const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
         if (file < 0) throw Error(Exit::failure, system_text("shared memory cannot be made (shm_open)"));
@@ -75,13 +81,16 @@ public:
         if (fault != 0) {
             errno = fault;
             if (fault == ENOSPC && statvfs("/dev/shm", &room) == 0) throw_no_room(room);
-            throw Error(Exit::failure, system_text("shared memory of " + std::to_string(total_) + " bytes cannot be made"));
+            throw Error(Exit::failure,
+                        system_text("shared memory of " + std::to_string(total_) + " bytes cannot be made"));
         }
         return name;
     }
     void open(const std::string& name) {
         const int file = shm_open(name.c_str(), O_RDWR, 0600);
-        if (file < 0) throw Error(Exit::failure, system_text("the shared memory of rank 0 cannot be opened (shm_open)"));
+        if (file < 0)
+            throw Error(Exit::failure,
+                        system_text("the shared memory of rank 0 cannot be opened (shm_open)"));
         try {
             map(file);
         } catch (...) {
@@ -105,14 +114,17 @@ public:
 
 private:
     [[noreturn]] void throw_no_room(const struct statvfs& room) const {
-        const auto free = std::uint64_t{room.f_bavail} * room.f_frsize, all = std::uint64_t{room.f_blocks} * room.f_frsize;
-        throw Error(Exit::failure, "/dev/shm has " + std::to_string(free >> 20) + " of " + std::to_string(all >> 20) +
-                                       " MiB free, " + std::to_string((total_ >> 20) + 1) +
+        const auto free = std::uint64_t{room.f_bavail} * room.f_frsize,
+                   all = std::uint64_t{room.f_blocks} * room.f_frsize;
+        throw Error(Exit::failure, "/dev/shm has " + std::to_string(free >> 20) + " of " +
+                                       std::to_string(all >> 20) + " MiB free, " +
+                                       std::to_string((total_ >> 20) + 1) +
                                        " are needed (containers: start with a larger --shm-size)");
     }
     void map(int file) {
         host_ = mmap(nullptr, total_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (host_ == MAP_FAILED) throw Error(Exit::failure, system_text("shared memory cannot be mapped (mmap)"));
+        if (host_ == MAP_FAILED)
+            throw Error(Exit::failure, system_text("shared memory cannot be mapped (mmap)"));
     }
 
     std::size_t bytes_, total_;
@@ -132,12 +144,14 @@ SharedMemory share_device_memory(Session& session, std::size_t bytes) {
     cudaIpcMemHandle_t mine{};
     std::string trouble = first_trouble(session, trouble_of([&] { mine = memory->allocate(bytes); }));
     if (trouble.empty()) {
-        const auto handles = session.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "handles");
+        const auto handles =
+            session.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "handles");
         trouble = first_trouble(session, trouble_of([&] {
                                     for (int r = 0; r < session.size(); ++r) {
                                         if (r == session.rank()) continue;
                                         cudaIpcMemHandle_t handle{};
-                                        std::memcpy(&handle, handles[static_cast<std::size_t>(r)].data(), sizeof handle);
+                                        std::memcpy(&handle, handles[static_cast<std::size_t>(r)].data(),
+                                                    sizeof handle);
                                         memory->open(r, handle);
                                     }
                                 }));
@@ -151,7 +165,8 @@ SharedMemory share_host_memory(Session& session, std::size_t bytes) {
     bytes = (bytes + page - 1) / page * page;
     auto memory = std::make_unique<HostPeerMemory>(bytes, session.size());
     std::string name;
-    std::string trouble = first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] { name = memory->create(); }));
+    std::string trouble =
+        first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] { name = memory->create(); }));
     if (trouble.empty()) {
         name = session.broadcast(name, "shared memory");
         trouble = first_trouble(session, session.rank() == 0 ? "" : trouble_of([&] { memory->open(name); }));

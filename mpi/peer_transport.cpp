@@ -10,17 +10,19 @@
 namespace ftmpi::mpi {
 namespace {
 
-// A decode step's exchanges are well below this many floats a rank. Twice the bytes travel for them, but one wait less.
+// A decode step's exchanges are well below this many floats a rank. Twice the bytes travel for them, but one
+// wait less.
 constexpr std::uint32_t most_words = 32 * 1024;
-// The staging of one rank, for both parities and all writers; larger exchanges go in several windows. Containers often have
-// only 64 MiB of shared memory for all ranks.
+// The staging of one rank, for both parities and all writers; larger exchanges go in several windows.
+// Containers often have only 64 MiB of shared memory for all ranks.
 constexpr std::size_t staging_on_device = 16u << 20, staging_on_host = 8u << 20;
 // Broken peer access can be slow to show; it must not cost the whole --timeout.
 constexpr double trial_seconds = 10;
 
 std::uint32_t bulk_floats(MailboxPlace place, int size) {
     const std::size_t bytes = place == MailboxPlace::device ? staging_on_device : staging_on_host;
-    return static_cast<std::uint32_t>(bytes / (2 * static_cast<std::size_t>(size - 1)) / sizeof(float)) / 64 * 64;
+    return static_cast<std::uint32_t>(bytes / (2 * static_cast<std::size_t>(size - 1)) / sizeof(float)) / 64 *
+           64;
 }
 
 class PeerTransport : public DeviceTransport {
@@ -40,7 +42,9 @@ public:
     std::string transport() const override { return place_ == MailboxPlace::device ? "peer" : "pinned"; }
     bool capturable() const override { return true; }
 
-    void set_timeout(double seconds) { mailboxes_.timeout_ns = static_cast<std::uint64_t>(std::max(seconds, 1e-3) * 1e9); }
+    void set_timeout(double seconds) {
+        mailboxes_.timeout_ns = static_cast<std::uint64_t>(std::max(seconds, 1e-3) * 1e9);
+    }
 
     /// Every rank writes into every mailbox, and the owner looks. The mailboxes are empty again afterwards.
     std::string test_mapping(Session& session) {
@@ -54,9 +58,11 @@ public:
             session, trouble_of([&] {
                 if (const auto wrong = cuda::count_wrong(mailboxes_, rank(), size(), stream); wrong > 0)
                     throw Error(Exit::failure,
-                                std::to_string(wrong) + " words that other ranks wrote into its mailbox did not arrive");
+                                std::to_string(wrong) +
+                                    " words that other ranks wrote into its mailbox did not arrive");
                 FTMPI_CUDA(cudaMemsetAsync(mailboxes_.of_rank[rank()], 0,
-                                           cuda::mailbox_bytes(size(), mailboxes_.words, mailboxes_.bulk), stream));
+                                           cuda::mailbox_bytes(size(), mailboxes_.words, mailboxes_.bulk),
+                                           stream));
                 FTMPI_CUDA(cudaStreamSynchronize(stream));
             }));
         return trouble;
@@ -67,10 +73,12 @@ protected:
         return largest <= mailboxes_.words ? mailboxes_.words : mailboxes_.bulk;
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view, cudaStream_t stream) override {
+    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view,
+              cudaStream_t stream) override {
         // Which form it is must not depend on what this rank sends: all ranks see the same counts.
         const bool small = *std::max_element(pieces.count, pieces.count + pieces.ranks) <= mailboxes_.words;
-        small ? cuda::exchange_words(mailboxes_, pieces, tag, stream) : cuda::exchange_bulk(mailboxes_, pieces, tag, stream);
+        small ? cuda::exchange_words(mailboxes_, pieces, tag, stream)
+              : cuda::exchange_bulk(mailboxes_, pieces, tag, stream);
     }
 
 private:
@@ -83,28 +91,31 @@ private:
 
 Attempt make_peer_transport(Session& session, Backend& backend, MailboxPlace place, std::string reason) {
     if (session.local_size() != session.size()) return {nullptr, "the ranks are on several hosts"};
-    if (session.size() > cuda::max_ranks) return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
+    if (session.size() > cuda::max_ranks)
+        return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
     // Blocks of one number wait for each other, so all ranks use as many as the smallest GPU runs at once.
     int device = 0, processors = 0;
-    std::string trouble =
-        first_trouble(session, trouble_of([&] {
-                          FTMPI_CUDA(cudaGetDevice(&device));
-                          FTMPI_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-                      }));
+    std::string trouble = first_trouble(
+        session, trouble_of([&] {
+            FTMPI_CUDA(cudaGetDevice(&device));
+            FTMPI_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+        }));
     if (!trouble.empty()) return {nullptr, trouble};
     int blocks = cuda::max_blocks;
     for (const auto& text : session.all_gather(std::to_string(processors), "processors"))
         blocks = std::min(blocks, std::stoi(text));
 
-    const std::size_t bytes = cuda::mailbox_bytes(session.size(), most_words, bulk_floats(place, session.size()));
-    SharedMemory shared =
-        place == MailboxPlace::device ? share_device_memory(session, bytes) : share_host_memory(session, bytes);
+    const std::size_t bytes =
+        cuda::mailbox_bytes(session.size(), most_words, bulk_floats(place, session.size()));
+    SharedMemory shared = place == MailboxPlace::device ? share_device_memory(session, bytes)
+                                                        : share_host_memory(session, bytes);
     if (!shared.memory) return {nullptr, shared.trouble};
     std::unique_ptr<PeerTransport> transport;
-    trouble = first_trouble(session, trouble_of([&] {
-                                transport = std::make_unique<PeerTransport>(session, backend, place, std::move(reason),
-                                                                            std::move(shared.memory), blocks);
-                            }));
+    trouble =
+        first_trouble(session, trouble_of([&] {
+                          transport = std::make_unique<PeerTransport>(
+                              session, backend, place, std::move(reason), std::move(shared.memory), blocks);
+                      }));
     if (trouble.empty()) trouble = transport->test_mapping(session);
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};

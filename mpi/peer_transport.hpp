@@ -1,5 +1,5 @@
-// "peer" and "pinned": the ranks of one host write straight into each other's mailboxes. No library and no host in between, so
-// exchanges can be captured in a graph.
+// "peer" and "pinned": the ranks of one host write straight into each other's mailboxes. No library and no
+// host in between, so exchanges can be captured in a graph.
 #pragma once
 
 #include <string>
@@ -8,11 +8,12 @@
 
 namespace ftmpi::mpi {
 
-/// Where the mailboxes lie: in the GPUs (peer access) or in host memory that all GPUs see (no peer access needed).
+/// Where the mailboxes lie: in the GPUs (peer access) or in host memory that all GPUs see (no peer access
+/// needed).
 enum class MailboxPlace { device, host };
 
-/// All ranks must be on one host. Maps, tests every mapping with a pattern, and makes first exchanges; any failure is the
-/// attempt's trouble. Graphs that hold its exchanges must be destroyed before it.
+/// All ranks must be on one host. Maps, tests every mapping with a pattern, and makes first exchanges; any
+/// failure is the attempt's trouble. Graphs that hold its exchanges must be destroyed before it.
 Attempt make_peer_transport(Session& session, Backend& backend, MailboxPlace place, std::string reason);
 
 }  // namespace ftmpi::mpi

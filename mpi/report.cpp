@@ -32,19 +32,17 @@ std::string list(const std::vector<int>& ranks) {
 Error error_of_current_exception() {
     try {
         throw;
-    } catch (const Error& error) {
-        return error;
-    } catch (const std::bad_alloc&) {
-        return {Exit::does_not_fit, "out of host memory", "close other programs, or use more ranks on more machines"};
+    } catch (const Error& error) { return error; } catch (const std::bad_alloc&) {
+        return {Exit::does_not_fit, "out of host memory",
+                "close other programs, or use more ranks on more machines"};
     } catch (const std::system_error& error) {
         // std::thread's constructor says no more than this.
         if (error.code() == std::errc::resource_unavailable_try_again)
             return {Exit::failure, "a thread cannot be started: " + error.code().message(),
-                    "the number of processes (ulimit -u) or the address space (ulimit -v) is limited; --threads takes fewer"};
+                    "the number of processes (ulimit -u) or the address space (ulimit -v) is limited; "
+                    "--threads takes fewer"};
         return {Exit::failure, error.what()};
-    } catch (const std::exception& error) {
-        return {Exit::failure, error.what()};
-    } catch (...) {
+    } catch (const std::exception& error) { return {Exit::failure, error.what()}; } catch (...) {
         return {Exit::failure, "an exception of an unknown type"};
     }
 }
@@ -62,8 +60,8 @@ std::string seconds_text(double seconds) {
 
 std::string encode(const Report& report) {
     if (report.code == Exit::ok) return {};
-    return std::to_string(static_cast<int>(report.code)) + ' ' + std::to_string(report.what.size()) + ' ' + report.what +
-           report.hint;
+    return std::to_string(static_cast<int>(report.code)) + ' ' + std::to_string(report.what.size()) + ' ' +
+           report.what + report.hint;
 }
 
 Report decode(const std::string& bytes) {
@@ -82,7 +80,8 @@ std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::str
     std::string names;
     for (std::size_t i = 0; i < ranks.size(); ++i) {
         const auto& host = hosts[static_cast<std::size_t>(ranks[i])];
-        if (i == 0 || host != hosts[static_cast<std::size_t>(ranks[i - 1])]) names += (names.empty() ? "" : ", ") + host;
+        if (i == 0 || host != hosts[static_cast<std::size_t>(ranks[i - 1])])
+            names += (names.empty() ? "" : ", ") + host;
     }
     return list(ranks) + " (" + names + ")";
 }
@@ -93,7 +92,8 @@ Exit code_of(const std::vector<Report>& reports) {
     return Exit::ok;
 }
 
-std::string message_of(std::string_view phase, const std::vector<Report>& reports, const std::vector<std::string>& hosts) {
+std::string message_of(std::string_view phase, const std::vector<Report>& reports,
+                       const std::vector<std::string>& hosts) {
     std::vector<int> failed;
     bool same = true;
     for (std::size_t r = 0; r < reports.size(); ++r) {
@@ -105,15 +105,13 @@ std::string message_of(std::string_view phase, const std::vector<Report>& report
     const auto& first = reports[static_cast<std::size_t>(failed[0])];
     const bool everywhere = same && failed.size() == reports.size();
     std::string text = "ftmpi: error in " + std::string(phase);
-    if (!everywhere)
-        text += " on " + name_ranks({failed[0]}, hosts);
-    else if (reports.size() > 1)
-        text += " on all " + std::to_string(reports.size()) + " ranks";
+    if (!everywhere) text += " on " + name_ranks({failed[0]}, hosts);
+    else if (reports.size() > 1) text += " on all " + std::to_string(reports.size()) + " ranks";
     text += ": " + first.what + "\n";
     if (!first.hint.empty()) text += "ftmpi: hint: " + first.hint + "\n";
     if (!everywhere && failed.size() > 1)
-        text += "ftmpi: " + std::to_string(failed.size() - 1) + (failed.size() == 2 ? " other rank" : " other ranks") +
-                " failed too\n";
+        text += "ftmpi: " + std::to_string(failed.size() - 1) +
+                (failed.size() == 2 ? " other rank" : " other ranks") + " failed too\n";
     return text;
 }
 
@@ -134,7 +132,8 @@ std::string first_difference(std::string_view what, const std::vector<std::strin
         std::vector<std::pair<std::vector<int>, std::string>> groups;
         for (auto& [line, ranks] : ranks_of) groups.emplace_back(ranks, line);
         std::sort(groups.begin(), groups.end());
-        std::string text = std::string(what) + " differ between ranks: line " + std::to_string(number + 1) + " is ";
+        std::string text =
+            std::string(what) + " differ between ranks: line " + std::to_string(number + 1) + " is ";
         for (std::size_t i = 0; i < groups.size(); ++i)
             text += (i ? ", " : "") + groups[i].second + " on " + list(groups[i].first);
         return text;

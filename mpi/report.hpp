@@ -24,8 +24,10 @@ Report report_of_current_exception();
 std::string encode(const Report& report);
 Report decode(const std::string& bytes);
 
-/// The message for the screen, of the lowest failing rank; empty when none failed. One report and one host name a rank.
-std::string message_of(std::string_view phase, const std::vector<Report>& reports, const std::vector<std::string>& hosts);
+/// The message for the screen, of the lowest failing rank; empty when none failed. One report and one host
+/// name a rank.
+std::string message_of(std::string_view phase, const std::vector<Report>& reports,
+                       const std::vector<std::string>& hosts);
 /// Code of the lowest failing rank.
 Exit code_of(const std::vector<Report>& reports);
 

@@ -34,7 +34,8 @@ std::string library_text() {
     return {text, static_cast<std::size_t>(length)};
 }
 
-[[noreturn]] void refuse(const Environment& environment, const std::string& library, const std::string& problem) {
+[[noreturn]] void refuse(const Environment& environment, const std::string& library,
+                         const std::string& problem) {
     const auto launch = launch_of(environment, library);
     if (launch && launch->rank != 0) throw Session::Agreed{Exit::usage};
     throw Error(Exit::usage, problem, launch_hint(library));
@@ -51,7 +52,9 @@ void flush_output() {
     std::fflush(nullptr);
 }
 
-std::string text_of(std::span<const std::byte> block) { return {reinterpret_cast<const char*>(block.data()), block.size()}; }
+std::string text_of(std::span<const std::byte> block) {
+    return {reinterpret_cast<const char*>(block.data()), block.size()};
+}
 
 constexpr double start_seconds = 10;
 constexpr double finish_seconds = 5;
@@ -93,7 +96,8 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     const double patience = std::max(timeout, start_seconds);
     const StopBound bound("the start of MPI");
     const Watchdog watchdog(patience + (first_rank > 0 ? abort_seconds : 0),
-                            "ftmpi: error on " + s.host + ": MPI did not start within " + seconds_text(patience) +
+                            "ftmpi: error on " + s.host + ": MPI did not start within " +
+                                seconds_text(patience) +
                                 "; is a rank missing, or can hosts not reach each other?\n",
                             static_cast<int>(Exit::timed_out));
     int provided = 0;
@@ -110,7 +114,8 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     MPI_Comm_set_errhandler(s.comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(s.comm, &s.rank);
     MPI_Comm here = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split_type(s.comm, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &here), "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(s.comm, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &here),
+              "MPI_Comm_split_type");
     MPI_Comm_rank(here, &s.local_rank);
     MPI_Comm_size(here, &s.local_size);
     MPI_Comm_free(&here);
@@ -159,9 +164,7 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
         fault_point(s.rank, phase);
         work();
         if (stoppable && stop_requested()) mine = {Exit::interrupted, stop_text(), {}};
-    } catch (...) {
-        mine = report_of_current_exception();
-    }
+    } catch (...) { mine = report_of_current_exception(); }
     std::vector<Report> reports(static_cast<std::size_t>(s.size));
     try {
         const auto all = all_gather(encode(mine), std::string("agree ") + std::string(phase));
@@ -171,8 +174,10 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
         bound.reset();
         // What is known goes first: it may be why the missing one is.
         for (int rank = 0; rank < s.size; ++rank)
-            reports[static_cast<std::size_t>(rank)] =
-                rank == s.rank ? mine : s.exchange->has_come(rank) ? decode(text_of(s.exchange->incoming(rank))) : Report();
+            reports[static_cast<std::size_t>(rank)] = rank == s.rank ? mine
+                                                      : s.exchange->has_come(rank)
+                                                          ? decode(text_of(s.exchange->incoming(rank)))
+                                                          : Report();
         std::string message = message_of(phase, reports, s.exchange->hosts());
         std::string what = error.what();
         if (error.code() == Exit::timed_out)
@@ -185,13 +190,12 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     }
     const auto message = message_of(phase, reports, s.exchange->hosts());
     if (message.empty()) return;
-    // To have all reports is not to be heard: the others may have given this rank up while it was stopped, and have said so.
+    // To have all reports is not to be heard: the others may have given this rank up while it was stopped,
+    // and have said so.
     s.exchange->set_timeout(std::min(s.exchange->timeout(), finish_seconds));
     try {
         all_gather({}, "all reports");
-    } catch (const Error&) {
-        end_job(message, code_of(reports));
-    }
+    } catch (const Error&) { end_job(message, code_of(reports)); }
     if (s.rank == 0) {
         flush_output();
         if (!s.exchange->hears_end(0)) say(message);
@@ -204,7 +208,8 @@ void Session::require_equal(std::string_view phase, std::string_view what, const
     const auto difference = first_difference(what, all_gather(text, what));
     agree(phase, [&] {
         if (!difference.empty())
-            throw Error(Exit::usage, difference, "start every rank with the same arguments, environment and files");
+            throw Error(Exit::usage, difference,
+                        "start every rank with the same arguments, environment and files");
     });
 }
 
@@ -238,12 +243,14 @@ std::unique_ptr<Communicator> Session::host_communicator(Backend& backend) {
 
 Exchange& Session::exchange() { return *state_->exchange; }
 
-/// True when all ranks came to their end and MPI is finalised. Else `message` is what there is to say of it, if anything.
+/// True when all ranks came to their end and MPI is finalised. Else `message` is what there is to say of it,
+/// if anything.
 bool Session::finish(Exit code, std::string& message) {
     State& s = *state_;
-    // Ends that are no fault may wait for a rank that still writes; after a fault all ranks are on their way out.
-    const bool orderly = !s.agreed && (code == Exit::ok || code == Exit::interrupted || code == Exit::different ||
-                                       code == Exit::partly_failed);
+    // Ends that are no fault may wait for a rank that still writes; after a fault all ranks are on their way
+    // out.
+    const bool orderly = !s.agreed && (code == Exit::ok || code == Exit::interrupted ||
+                                       code == Exit::different || code == Exit::partly_failed);
     if (s.exchange->broken()) return false;
     if (!orderly) s.exchange->set_timeout(std::min(s.exchange->timeout(), finish_seconds));
     try {
@@ -252,11 +259,12 @@ bool Session::finish(Exit code, std::string& message) {
         s.exchange->run(Exchange::leaving);
     } catch (const Error& error) {
         if (orderly)
-            message = "ftmpi: error at the end: " +
-                      (error.code() == Exit::timed_out
-                           ? name_ranks(s.exchange->missing(), s.exchange->hosts()) + " did not come to the end of the run"
-                           : std::string(error.what())) +
-                      "\n";
+            message =
+                "ftmpi: error at the end: " +
+                (error.code() == Exit::timed_out ? name_ranks(s.exchange->missing(), s.exchange->hosts()) +
+                                                       " did not come to the end of the run"
+                                                 : std::string(error.what())) +
+                "\n";
         return false;
     }
     const Watchdog watchdog(finish_seconds, {}, static_cast<int>(code));
@@ -271,11 +279,13 @@ void Session::end_job(const std::string& message, Exit code) {
     // The launcher ends ranks by SIGTERM; from here on that must work at once.
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_DFL);
-    // Other ranks may have this error too: the lowest that is alive prints and ends the job, the others in turn if it does not. One that
-    // was stopped until the others gave it up is the lowest to itself alone, so that all look.
+    // Other ranks may have this error too: the lowest that is alive prints and ends the job, the others in
+    // turn if it does not. One that was stopped until the others gave it up is the lowest to itself alone, so
+    // that all look.
     const auto& missing = s.exchange->missing();
     bool lower = false;
-    for (int rank = 0; rank < s.rank; ++rank) lower |= std::find(missing.begin(), missing.end(), rank) == missing.end();
+    for (int rank = 0; rank < s.rank; ++rank)
+        lower |= std::find(missing.begin(), missing.end(), rank) == missing.end();
     const bool said = s.exchange->hears_end(lower ? abort_seconds + turn_seconds * (s.rank - 1) : 0);
     if (!said && !message.empty()) {
         say(message);
@@ -284,29 +294,29 @@ void Session::end_job(const std::string& message, Exit code) {
     const auto& hosts = s.exchange->hosts();
     const auto is_far = [&](int rank) { return hosts[static_cast<std::size_t>(rank)] != s.host; };
     // Not every transport knows who is missing.
-    const bool far = missing.empty() ? std::any_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host != s.host; })
+    const bool far = missing.empty() ? std::any_of(hosts.begin(), hosts.end(),
+                                                   [&](const auto& host) { return host != s.host; })
                                      : std::any_of(missing.begin(), missing.end(), is_far);
     if (s.exchange->broken() && far) end_launcher_after(launcher_seconds);
     // However slow the launcher is to end this process: that is left to it.
     if (said) std::this_thread::sleep_for(std::chrono::seconds(launcher_seconds));
     const Watchdog watchdog(abort_seconds, {}, static_cast<int>(code));
-    if (s.size == 1)
-        MPI_Finalize();
-    else
-        MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
+    if (s.size == 1) MPI_Finalize();
+    else MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
     _exit(static_cast<int>(code));
 }
 
 void Session::abort(const Error& error) {
-    std::string message =
-        "ftmpi: error on " + name_ranks({state_->rank}, state_->exchange->hosts()) + ": " + error.what() + "\n";
+    std::string message = "ftmpi: error on " + name_ranks({state_->rank}, state_->exchange->hosts()) + ": " +
+                          error.what() + "\n";
     if (!error.hint().empty()) message += "ftmpi: hint: " + error.hint() + "\n";
     end_job(message, error.code());
 }
 
 void Session::leave(Exit code) {
     flush_output();
-    if (std::string message; !finish(code, message)) end_job(message, code == Exit::ok ? Exit::rank_failed : code);
+    if (std::string message; !finish(code, message))
+        end_job(message, code == Exit::ok ? Exit::rank_failed : code);
     _exit(static_cast<int>(code));
 }
 

@@ -17,12 +17,13 @@ class Exchange;
 
 class Session {
 public:
-    /// Initialises MPI and installs the handlers that ask to stop. Refuses odd launches: one of several single-process jobs
-    /// that a launcher believes to be one job (Error(usage) naming the launcher's variables on the launcher's rank 0,
-    /// Agreed on the others, so that one message is printed). `timeout` is the deadline in seconds of every wait.
+    /// Initialises MPI and installs the handlers that ask to stop. Refuses odd launches: one of several
+    /// single-process jobs that a launcher believes to be one job (Error(usage) naming the launcher's
+    /// variables on the launcher's rank 0, Agreed on the others, so that one message is printed). `timeout`
+    /// is the deadline in seconds of every wait.
     explicit Session(double timeout);
-    /// Finalises when all went well or all ranks agreed to fail; otherwise ends the job. A process that failed leaves by
-    /// leave().
+    /// Finalises when all went well or all ranks agreed to fail; otherwise ends the job. A process that
+    /// failed leaves by leave().
     ~Session();
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -37,23 +38,24 @@ public:
     const std::string& host() const;
     void set_timeout(double seconds);
 
-    /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one message for the
-    /// lowest failing rank (phase, rank, host, what, hint; and how many others failed) and every rank throws Agreed with
-    /// the same code. A rank that does not come back before the deadline ends the job with Exit::timed_out.
-    /// With `stoppable`, a signal that asks to stop counts as a failure with Exit::interrupted once `work` is done, and ends this
-    /// process with that code when `work` does not come back within five seconds.
-    /// Nothing inside `work` may communicate.
+    /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one
+    /// message for the lowest failing rank (phase, rank, host, what, hint; and how many others failed) and
+    /// every rank throws Agreed with the same code. A rank that does not come back before the deadline ends
+    /// the job with Exit::timed_out. With `stoppable`, a signal that asks to stop counts as a failure with
+    /// Exit::interrupted once `work` is done, and ends this process with that code when `work` does not come
+    /// back within five seconds. Nothing inside `work` may communicate.
     void agree(std::string_view phase, const std::function<void()>& work, bool stoppable = false);
 
     struct Agreed {
         Exit code;
     };  ///< thrown by agree() on every rank, after the message was printed
 
-    /// Fails like agree(phase) with Exit::usage when `text` (lines) is not the same on all ranks; the message shows the
-    /// first line that differs and on which ranks.
+    /// Fails like agree(phase) with Exit::usage when `text` (lines) is not the same on all ranks; the message
+    /// shows the first line that differs and on which ranks.
     void require_equal(std::string_view phase, std::string_view what, const std::string& text);
 
-    /// Bytes of rank 0 on every rank / of every rank on every rank. Any length (sizes travel as 64 bits, data in pieces).
+    /// Bytes of rank 0 on every rank / of every rank on every rank. Any length (sizes travel as 64 bits, data
+    /// in pieces).
     std::string broadcast(const std::string& bytes, std::string_view name);
     std::vector<std::string> all_gather(const std::string& bytes, std::string_view name);
 
@@ -63,13 +65,15 @@ public:
     /// What the transports send with. Valid as long as the session.
     Exchange& exchange();
 
-    /// True once SIGTERM, SIGINT or SIGUSR1 came to this rank. The decode loop asks once a step and tells the others.
+    /// True once SIGTERM, SIGINT or SIGUSR1 came to this rank. The decode loop asks once a step and tells the
+    /// others.
     bool stop_requested() const noexcept;
 
-    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within seconds. Of ranks that have
-    /// errors at the same time only the lowest that is alive prints.
+    /// Inside the decode loop: prints what, on which rank, and ends the whole job with this code within
+    /// seconds. Of ranks that have errors at the same time only the lowest that is alive prints.
     [[noreturn]] void abort(const Error& error);
-    /// Ends this process with `code`: finalises MPI if all ranks come to the same end in time, else aborts. Never hangs.
+    /// Ends this process with `code`: finalises MPI if all ranks come to the same end in time, else aborts.
+    /// Never hangs.
     [[noreturn]] void leave(Exit code);
 
     std::string library() const;  ///< "Open MPI v4.1.4"

@@ -100,7 +100,8 @@ extern "C" void end_at_alarm(int) {
 void install_stop_signals() {
     // Restarted calls: a stop must not turn into a failed read or write of a file.
     for (const int signal : {SIGTERM, SIGINT, SIGUSR1})
-        install(signal, remember_signal, signal == SIGINT ? static_cast<int>(SA_RESTART | SA_RESETHAND) : SA_RESTART);
+        install(signal, remember_signal,
+                signal == SIGINT ? static_cast<int>(SA_RESTART | SA_RESETHAND) : SA_RESTART);
 }
 
 void restore_stop_signals() {

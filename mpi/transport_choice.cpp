@@ -15,8 +15,10 @@ namespace {
 std::string describe_shared(const std::vector<Place>& places) {
     for (std::size_t a = 0; a < places.size(); ++a)
         for (std::size_t b = a + 1; b < places.size(); ++b)
-            if (!places[a].uuid.empty() && places[a].uuid == places[b].uuid && places[a].host == places[b].host)
-                return "ranks " + std::to_string(a) + " and " + std::to_string(b) + " share the GPU " + places[a].uuid;
+            if (!places[a].uuid.empty() && places[a].uuid == places[b].uuid &&
+                places[a].host == places[b].host)
+                return "ranks " + std::to_string(a) + " and " + std::to_string(b) + " share the GPU " +
+                       places[a].uuid;
     return {};
 }
 
@@ -24,24 +26,21 @@ std::string describe_shared(const std::vector<Place>& places) {
 
 std::string_view name_of(Transport transport) {
     switch (transport) {
-        case Transport::automatic:
-            return "auto";
-        case Transport::peer:
-            return "peer";
-        case Transport::pinned:
-            return "pinned";
-        case Transport::nccl:
-            return "nccl";
-        case Transport::mpi:
-            return "mpi";
+        case Transport::automatic: return "auto";
+        case Transport::peer: return "peer";
+        case Transport::pinned: return "pinned";
+        case Transport::nccl: return "nccl";
+        case Transport::mpi: return "mpi";
     }
     return "?";
 }
 
 std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& places) {
-    const auto on_gpu = std::count_if(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
+    const auto on_gpu =
+        std::count_if(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
     const bool all_on_gpus = on_gpu == static_cast<std::ptrdiff_t>(places.size());
-    const bool one_host = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.one_host; });
+    const bool one_host =
+        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.one_host; });
     const std::string shared = describe_shared(places);
     const std::string asked = "--transport " + std::string(name_of(wanted));
     const auto refuse = [&](const std::string& why) {
@@ -49,10 +48,8 @@ std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& pl
     };
 
     switch (wanted) {
-        case Transport::automatic:
-            break;
-        case Transport::mpi:
-            return {{Transport::mpi, "asked for"}};
+        case Transport::automatic: break;
+        case Transport::mpi: return {{Transport::mpi, "asked for"}};
         case Transport::peer:
         case Transport::pinned:
             if (!all_on_gpus) refuse("it needs the CUDA backend on every rank");
@@ -101,10 +98,8 @@ Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, 
             return make_peer_transport(session, backend, MailboxPlace::device, candidate.reason);
         case Transport::pinned:
             return make_peer_transport(session, backend, MailboxPlace::host, candidate.reason);
-        case Transport::nccl:
-            return make_nccl_transport(session, backend, candidate.reason);
-        default:
-            break;
+        case Transport::nccl: return make_nccl_transport(session, backend, candidate.reason);
+        default: break;
     }
     std::string why = "the MPI library takes no GPU pointers";
     if (cuda_aware) {
@@ -120,31 +115,39 @@ Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, 
 
 std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backend, Transport wanted) {
     Place mine{session.host(), "", "", session.local_size() == session.size(), session.cuda_aware()};
-    session.agree("transport", [&] {
-        const DeviceInfo info = backend.info();
-        mine.backend = info.backend;
-        mine.uuid = info.uuid;
-    }, true);
+    session.agree(
+        "transport",
+        [&] {
+            const DeviceInfo info = backend.info();
+            mine.backend = info.backend;
+            mine.uuid = info.uuid;
+        },
+        true);
     std::vector<Place> places;
     for (const auto& text : session.all_gather(encode(mine), "places")) places.push_back(decode(text));
     std::vector<Candidate> to_try;
-    session.agree("transport", [&] { to_try = candidates(wanted, places); }, true);
+    session.agree(
+        "transport", [&] { to_try = candidates(wanted, places); }, true);
 
     std::string failures;
 #ifdef FTMPI_HAVE_CUDA
-    const bool on_gpus = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
+    const bool on_gpus =
+        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
     if (session.size() == 1 || !on_gpus) return session.host_communicator(backend);
-    const bool cuda_aware = std::all_of(places.begin(), places.end(), [](const Place& p) { return p.cuda_aware; });
+    const bool cuda_aware =
+        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.cuda_aware; });
     for (Candidate& candidate : to_try) {
         if (!failures.empty()) candidate.reason += "; " + failures;
         Attempt made = attempt(session, backend, candidate, cuda_aware);
         if (made.transport) return std::move(made.transport);
-        failures += (failures.empty() ? "" : "; ") + std::string(name_of(candidate.transport)) + " failed: " + made.trouble;
+        failures += (failures.empty() ? "" : "; ") + std::string(name_of(candidate.transport)) +
+                    " failed: " + made.trouble;
     }
 #endif
     // Without kernels, or with more ranks than they know, the backend's own copies still work.
     if (to_try.back().transport != Transport::mpi)
-        session.agree("transport", [&] { throw Error(Exit::failure, failures, "--transport auto takes what works"); });
+        session.agree("transport",
+                      [&] { throw Error(Exit::failure, failures, "--transport auto takes what works"); });
     return session.host_communicator(backend);
 }
 

@@ -12,8 +12,8 @@
 
 namespace ftmpi::mpi {
 
-/// peer: mailboxes in the GPUs; pinned: mailboxes in shared host memory; nccl; mpi: host memory and MPI, or GPU pointers
-/// where the library takes them.
+/// peer: mailboxes in the GPUs; pinned: mailboxes in shared host memory; nccl; mpi: host memory and MPI, or
+/// GPU pointers where the library takes them.
 enum class Transport { automatic, peer, pinned, nccl, mpi };
 
 std::string_view name_of(Transport transport);
@@ -36,9 +36,10 @@ struct Candidate {
 /// Error(Exit::usage) when what was asked for cannot work for these places.
 std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& places);
 
-/// The communicator of the session's ranks over `backend`, which must outlive it, as the session must. Call it on all ranks,
-/// outside of agree(). For one rank it is "none", for CPU backends host MPI. When nothing that was asked for works, all ranks
-/// agree to fail with the reasons. Prints nothing; transport() and reason() tell.
+/// The communicator of the session's ranks over `backend`, which must outlive it, as the session must. Call
+/// it on all ranks, outside of agree(). For one rank it is "none", for CPU backends host MPI. When nothing
+/// that was asked for works, all ranks agree to fail with the reasons. Prints nothing; transport() and
+/// reason() tell.
 std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backend, Transport wanted);
 
 }  // namespace ftmpi::mpi

@@ -19,11 +19,13 @@ Watchdog::Watchdog(double seconds, const std::string& message, int code) {
     try {
         thread_ = std::thread([this, seconds, message, code] {
             std::unique_lock lock(mutex_);
-            if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
+            if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; }))
+                return;
             if (!message.empty()) say(message);
             _exit(code);
         });
-    } catch (const std::system_error&) {  // out of threads: what is bounded here is often the end of just such a process
+    } catch (const std::system_error&) {  // out of threads: what is bounded here is often the end of just
+                                          // such a process
         end_after(seconds, message, code);
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -10,7 +10,8 @@ namespace ftmpi::mpi {
 
 class Watchdog {
 public:
-    /// Unless destroyed before `seconds` are over, prints `message` (when not empty) and leaves with `code` by _exit.
+    /// Unless destroyed before `seconds` are over, prints `message` (when not empty) and leaves with `code`
+    /// by _exit.
     Watchdog(double seconds, const std::string& message, int code);
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
@@ -22,8 +23,8 @@ private:
     std::thread thread_;
 };
 
-/// One write of the whole text to standard error, so that lines of several ranks are not mixed. A full pipe that nobody reads is
-/// given up after 5 seconds: the process must end all the same.
+/// One write of the whole text to standard error, so that lines of several ranks are not mixed. A full pipe
+/// that nobody reads is given up after 5 seconds: the process must end all the same.
 void say(const std::string& text);
 
 }  // namespace ftmpi::mpi

@@ -4,8 +4,8 @@
 
 namespace ftmpi {
 
-Attention attention_of(const ModelConfig& config, Range heads, const LayerWeights& weights, const SequenceState& state,
-                       std::size_t layer, KvType kv) {
+Attention attention_of(const ModelConfig& config, Range heads, const LayerWeights& weights,
+                       const SequenceState& state, std::size_t layer, KvType kv) {
     const Range kv_heads = kv_heads_of(config, heads);
     Attention a;
     a.query_heads = static_cast<int>(heads.size());

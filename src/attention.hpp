@@ -10,7 +10,7 @@
 namespace ftmpi {
 
 /// Heads `heads` of the layer with its cache.
-Attention attention_of(const ModelConfig& config, Range heads, const LayerWeights& weights, const SequenceState& state,
-                       std::size_t layer, KvType kv);
+Attention attention_of(const ModelConfig& config, Range heads, const LayerWeights& weights,
+                       const SequenceState& state, std::size_t layer, KvType kv);
 
 }  // namespace ftmpi

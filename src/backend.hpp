@@ -57,28 +57,28 @@ struct Projection {
     std::int64_t stride = 0;  ///< elements between consecutive rows of out
 };
 
-/// The norm before a projection: sum = from + plus, then out = RMSNorm(sum). Without `plus` it is of `from`, and `sum` is not
-/// written. `sum` must not overlap `from`: a backend may read it after it began to write.
+/// The norm before a projection: sum = from + plus, then out = RMSNorm(sum). Without `plus` it is of `from`,
+/// and `sum` is not written. `sum` must not overlap `from`: a backend may read it after it began to write.
 struct Norm {
-    const float* from = nullptr;    ///< [rows][width]
-    const float* plus = nullptr;    ///< null, or the same shape
+    const float* from = nullptr;  ///< [rows][width]
+    const float* plus = nullptr;  ///< null, or the same shape
     float* sum = nullptr;
     const float* weight = nullptr;  ///< [width], 1 + weight
     float eps = 0;
     std::int64_t width = 0;
-    float* out = nullptr;           ///< [rows][width]
+    float* out = nullptr;  ///< [rows][width]
 };
 
 /// Gated DeltaNet of this rank's heads in one layer. Value head j uses key head j * key_heads / value_heads.
 struct DeltaNet {
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
     float eps = 0;
-    const float* conv = nullptr;      ///< [q | k | v channels][taps]; the last tap multiplies the current token
-    const float* neg_exp_a = nullptr; ///< [value_heads]: -exp(A_log)
-    const float* dt_bias = nullptr;   ///< [value_heads]
-    const float* norm = nullptr;      ///< [value_dim], plain weight
-    float* conv_state = nullptr;      ///< [slots][taps - 1][channels], raw inputs of earlier tokens, oldest first
-    float* state = nullptr;           ///< [slots][value_heads][key_dim][value_dim]
+    const float* conv = nullptr;  ///< [q | k | v channels][taps]; the last tap multiplies the current token
+    const float* neg_exp_a = nullptr;  ///< [value_heads]: -exp(A_log)
+    const float* dt_bias = nullptr;    ///< [value_heads]
+    const float* norm = nullptr;       ///< [value_dim], plain weight
+    float* conv_state = nullptr;  ///< [slots][taps - 1][channels], raw inputs of earlier tokens, oldest first
+    float* state = nullptr;       ///< [slots][value_heads][key_dim][value_dim]
     int channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
 
@@ -88,9 +88,9 @@ struct Attention {
     int kv_heads = 0;          ///< held by this rank (those its query heads read)
     int first_query_head = 0;  ///< index of the first in the whole model
     int first_kv_head = 0;
-    int group = 1;             ///< query heads per key/value head in the whole model
+    int group = 1;  ///< query heads per key/value head in the whole model
     int head_dim = 0, rotary_dim = 0;
-    float eps = 0, scale = 0;  ///< scale of the scores, 1/sqrt(head_dim)
+    float eps = 0, scale = 0;       ///< scale of the scores, 1/sqrt(head_dim)
     const float* q_norm = nullptr;  ///< [head_dim], 1 + weight
     const float* k_norm = nullptr;  ///< [head_dim], 1 + weight
     const float* cos = nullptr;     ///< [capacity][rotary_dim / 2]
@@ -102,37 +102,40 @@ struct Attention {
     void* values = nullptr;          ///< same shape
 };
 
-/// The experts chosen for each row: ids rising, weights adding up to about 1. Both [rows][top_k] in device memory.
+/// The experts chosen for each row: ids rising, weights adding up to about 1. Both [rows][top_k] in device
+/// memory.
 struct Routes {
     std::int32_t* experts = nullptr;
     float* weights = nullptr;
     int top_k = 0;
 };
 
-/// The largest step a backend will be given and the sizes of this rank's part of the model. A backend sizes its working memory
-/// from it once, before decoding. Every number is an upper bound; what does not occur in the model is 0.
+/// The largest step a backend will be given and the sizes of this rank's part of the model. A backend sizes
+/// its working memory from it once, before decoding. Every number is an upper bound; what does not occur in
+/// the model is 0.
 struct StepLimits {
-    std::int64_t rows = 0;          ///< of one step
-    std::int64_t slots = 0;         ///< sequences held at once
-    std::int64_t context = 0;       ///< positions a slot holds
-    std::int64_t max_cols = 0;      ///< of any matrix given to project()
+    std::int64_t rows = 0;      ///< of one step
+    std::int64_t slots = 0;     ///< sequences held at once
+    std::int64_t context = 0;   ///< positions a slot holds
+    std::int64_t max_cols = 0;  ///< of any matrix given to project()
     std::int64_t hidden = 0, vocab = 0;
     int experts = 0, top_k = 0;
-    std::int64_t expert_width = 0, shared_width = 0;             ///< whole intermediate widths
-    std::int64_t own_expert_width = 0, own_shared_width = 0;     ///< this rank's part of them
-    std::int64_t own_down = 0;                                   ///< this rank's rows of the down projection
-    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;  ///< delta net, this rank's heads
-    int query_heads = 0, kv_heads = 0, head_dim = 0;                           ///< attention, this rank's heads
+    std::int64_t expert_width = 0, shared_width = 0;          ///< whole intermediate widths
+    std::int64_t own_expert_width = 0, own_shared_width = 0;  ///< this rank's part of them
+    std::int64_t own_down = 0;                                ///< this rank's rows of the down projection
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0,
+        taps = 0;                                     ///< delta net, this rank's heads
+    int query_heads = 0, kv_heads = 0, head_dim = 0;  ///< attention, this rank's heads
     std::int64_t layers = 0;
     std::size_t array_bytes = 0;  ///< of all weights, caches and arrays that will be allocated; 0: not known
 };
 
 /// Facts of the device for the plan, the screen and the result file.
 struct DeviceInfo {
-    std::string backend;      ///< "cpu" or "cuda"
-    std::string name;         ///< processor or GPU name
-    std::string uuid;         ///< empty on the CPU
-    std::string capability;   ///< "AVX-512", "AVX2", "plain", or a compute capability such as "9.0"
+    std::string backend;     ///< "cpu" or "cuda"
+    std::string name;        ///< processor or GPU name
+    std::string uuid;        ///< empty on the CPU
+    std::string capability;  ///< "AVX-512", "AVX2", "plain", or a compute capability such as "9.0"
     std::string driver;
     std::size_t total_bytes = 0;
     std::size_t free_bytes = 0;
@@ -145,68 +148,80 @@ public:
     virtual DeviceInfo info() const = 0;
 
     // --- memory -------------------------------------------------------------------------------------------
-    /// `bytes` of zeroed device memory, at least 64-byte aligned; `what` names it in an error. 0 bytes give null.
+    /// `bytes` of zeroed device memory, at least 64-byte aligned; `what` names it in an error. 0 bytes give
+    /// null.
     virtual void* allocate(std::size_t bytes, std::string_view what) = 0;
     virtual void release(void* p) noexcept = 0;
-    /// Device memory that is allocated, loaded and reserved now: what was asked for, without what the device adds to it.
+    /// Device memory that is allocated, loaded and reserved now: what was asked for, without what the device
+    /// adds to it.
     virtual std::size_t held_bytes() const { return 0; }
     virtual void copy_in(void* device, const void* host, std::size_t bytes) = 0;
     virtual void copy_out(void* host, const void* device, std::size_t bytes) = 0;
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
     virtual void synchronize() = 0;
     virtual Stream stream() const = 0;
-    /// True when calls return before their work is done: then the host gains time by asking for the next step meanwhile.
+    /// True when calls return before their work is done: then the host gains time by asking for the next step
+    /// meanwhile.
     virtual bool asynchronous() const { return false; }
 
     /// Host memory that copies to and from the device go through fastest; 64-byte aligned. 0 bytes give null.
     virtual void* allocate_host(std::size_t bytes, std::string_view) {
-        return bytes ? ::operator new(bytes, std::align_val_t{64}) : nullptr;
+        return bytes ? ::operator new (bytes, std::align_val_t{64}) : nullptr;
     }
-    virtual void release_host(void* p) noexcept { ::operator delete(p, std::align_val_t{64}); }
-    /// Copies out behind the calls made so far, beside those that follow. `host` is of allocate_host(); it holds the data when
-    /// await_copy() with the number returned has returned. Until then the device memory may only be written by calls that
-    /// follow a hold_for_copies().
-    virtual std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) { copy_out(host, device, bytes); return 0; }
+    virtual void release_host(void* p) noexcept { ::operator delete (p, std::align_val_t{64}); }
+    /// Copies out behind the calls made so far, beside those that follow. `host` is of allocate_host(); it
+    /// holds the data when await_copy() with the number returned has returned. Until then the device memory
+    /// may only be written by calls that follow a hold_for_copies().
+    virtual std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) {
+        copy_out(host, device, bytes);
+        return 0;
+    }
     /// The host waits for a copy_behind(). From any thread.
     virtual void await_copy(std::uint64_t) {}
     /// Calls that follow wait for every copy_behind() started before. Within replay(): before the replay.
     virtual void hold_for_copies() {}
 
-    /// Runs `record`, or does again what it did when it was run for the same owner and key. So all that it does must be calls of
-    /// this backend and of a communicator that is capturable, which depend on the key alone and on what device memory holds:
-    /// pointers, sizes and Rows::host (but for positions) are the same each time. It does not wait and copies nothing from or to the host.
+    /// Runs `record`, or does again what it did when it was run for the same owner and key. So all that it
+    /// does must be calls of this backend and of a communicator that is capturable, which depend on the key
+    /// alone and on what device memory holds: pointers, sizes and Rows::host (but for positions) are the same
+    /// each time. It does not wait and copies nothing from or to the host.
     virtual void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) {
         static_cast<void>(owner), static_cast<void>(key);
         record();
     }
-    /// Forgets what replay() keeps of this owner. To be called before anything that its records use goes away.
+    /// Forgets what replay() keeps of this owner. To be called before anything that its records use goes
+    /// away.
     virtual void forget_replays(const void*) noexcept {}
 
-    /// Bytes a second of a kernel that only reads, from memory too large for any cache; takes memory for it while it runs.
-    /// 0: not known.
+    /// Bytes a second of a kernel that only reads, from memory too large for any cache; takes memory for it
+    /// while it runs. 0: not known.
     virtual double measure_read_rate() { return 0; }
 
-    /// Error(Exit::bad_input) for a model that this backend cannot run, with what it can; asked before memory is taken for it.
+    /// Error(Exit::bad_input) for a model that this backend cannot run, with what it can; asked before memory
+    /// is taken for it.
     virtual void check_limits(const StepLimits&) const {}
     /// Device memory that reserve() takes for these limits; the plan counts it as workspace.
     virtual std::size_t scratch_bytes(const StepLimits&) const { return 0; }
-    /// Device memory that the driver will take beside what is held, for replays and for whole pages: an upper bound for the plan.
+    /// Device memory that the driver will take beside what is held, for replays and for whole pages: an upper
+    /// bound for the plan.
     virtual std::size_t driver_bytes(const StepLimits&) const { return 0; }
-    /// Takes the working memory for steps within these limits. Without it a backend takes memory when a step needs it;
-    /// after it no step allocates, and a step beyond the limits is an Error(Exit::failure) with the numbers. Called again when
-    /// the weights are there, it gives back what loading took.
+    /// Takes the working memory for steps within these limits. Without it a backend takes memory when a step
+    /// needs it; after it no step allocates, and a step beyond the limits is an Error(Exit::failure) with the
+    /// numbers. Called again when the weights are there, it gives back what loading took.
     virtual void reserve(const StepLimits&) {}
 
     // --- weights ------------------------------------------------------------------------------------------
     /// Copies rows out of the mapped file into the backend's layout. Refuses (Exit::bad_input, naming the
     /// tensor, the count and the first index) NaN codes and scales that are NaN, negative or infinite.
     virtual std::unique_ptr<Matrix> load(const MatrixSource& source) = 0;
-    /// A lookup table [rows][cols] of bf16 that stays in host memory (the mapped file) or is copied to the device.
+    /// A lookup table [rows][cols] of bf16 that stays in host memory (the mapped file) or is copied to the
+    /// device.
     virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) = 0;
 
-    /// True: project() and attention() of the calls that follow may round activations to bf16 and use tensor cores for floating
-    /// weights, keys and values. A row's result then still does not depend on the other rows of the step or the matrix, and is
-    /// the same on backends of one kind. A backend without such a way stays exact.
+    /// True: project() and attention() of the calls that follow may round activations to bf16 and use tensor
+    /// cores for floating weights, keys and values. A row's result then still does not depend on the other
+    /// rows of the step or the matrix, and is the same on backends of one kind. A backend without such a way
+    /// stays exact.
     virtual void set_fast(bool) {}
 
     // --- steps of the model -------------------------------------------------------------------------------
@@ -214,23 +229,27 @@ public:
     virtual void embed(const Matrix& table, const Rows& rows, float* x) = 0;
     /// True when embed() takes rows of this table whose tokens are on the device.
     virtual bool embeds_from_device(const Matrix&) const { return true; }
-    /// The rows of a step whose tokens the step before chooses: to[t] = rows[t], but its token is tokens[rows[t].token] as that
-    /// stands when the calls before have run, and 0 where it is not in [0, ids). `to` and `tokens` are in device memory; `rows`
-    /// has been read when the call returns.
-    virtual void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) = 0;
+    /// The rows of a step whose tokens the step before chooses: to[t] = rows[t], but its token is
+    /// tokens[rows[t].token] as that stands when the calls before have run, and 0 where it is not in [0,
+    /// ids). `to` and `tokens` are in device memory; `rows` has been read when the call returns.
+    virtual void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                            std::int64_t ids) = 0;
     /// y[t] = x[t] / rms(x[t]) * weight, weight already 1 + w.
-    virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) = 0;
+    virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
+                          std::int64_t width, float* y) = 0;
     /// Several matrices that read the same input x [rows][cols].
     virtual void project(std::span<const Projection> to, const float* x, std::int64_t rows) = 0;
     /// out[t][own columns], `stride` between rows; reads and advances conv_state and state.
-    /// qkv [rows][channels], z [rows][value_heads * value_dim], b and a [rows][value_heads], all this rank's own.
-    virtual void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
-                           const float* a, float* out, std::int64_t stride) = 0;
-    /// out[t][own columns]; appends to the cache. qg [rows][query_heads][2 * head_dim] (query then gate of each head),
-    /// k and v [rows][kv_heads][head_dim].
-    virtual void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v,
-                           float* out, std::int64_t stride) = 0;
-    /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights exp-normalised.
+    /// qkv [rows][channels], z [rows][value_heads * value_dim], b and a [rows][value_heads], all this rank's
+    /// own.
+    virtual void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
+                           const float* b, const float* a, float* out, std::int64_t stride) = 0;
+    /// out[t][own columns]; appends to the cache. qg [rows][query_heads][2 * head_dim] (query then gate of
+    /// each head), k and v [rows][kv_heads][head_dim].
+    virtual void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k,
+                           const float* v, float* out, std::int64_t stride) = 0;
+    /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights
+    /// exp-normalised.
     virtual void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) = 0;
     /// norm, then project(to, norm.out, rows): both in one.
     virtual void norm_project(const Norm& norm, std::span<const Projection> to, std::int64_t rows) {
@@ -238,19 +257,21 @@ public:
         project(to, norm.out, rows);
     }
     /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only.
-    /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act [rows][shared_stride]
-    /// point at this rank's first column: act = silu(gate) * up.
-    virtual void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows,
-                            float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) = 0;
-    /// out[t][own columns] = sum over chosen experts (rising id) of weight * down(act), then the shared expert times
-    /// sigmoid(shared_gate[t]). act and shared_act are whole (gathered) here, without gaps between rows.
-    virtual void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
-                              const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
-                              std::int64_t stride) = 0;
+    /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act
+    /// [rows][shared_stride] point at this rank's first column: act = silu(gate) * up.
+    virtual void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                            std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                            std::int64_t shared_stride) = 0;
+    /// out[t][own columns] = sum over chosen experts (rising id) of weight * down(act), then the shared
+    /// expert times sigmoid(shared_gate[t]). act and shared_act are whole (gathered) here, without gaps
+    /// between rows.
+    virtual void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes,
+                              const float* act, const float* shared_act, const float* shared_gate,
+                              std::int64_t rows, float* out, std::int64_t stride) = 0;
     /// route(), then experts_up(): both in one.
-    virtual void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared, const Routes& routes,
-                          const float* x, std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
-                          std::int64_t shared_stride) {
+    virtual void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+                          const Routes& routes, const float* x, std::int64_t rows, float* act,
+                          std::int64_t stride, float* shared_act, std::int64_t shared_stride) {
         route(logits, rows, experts, routes);
         experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride);
     }
@@ -261,8 +282,9 @@ public:
         if (n.plus) add(n.from, n.plus, n.sum, rows * n.width);
         rms_norm(n.plus ? n.sum : n.from, n.weight, n.eps, rows, n.width, n.out);
     }
-    /// token[t] = id of the largest logit among ids below `ids` whose `masked` byte is 0 (lowest id on a tie);
-    /// finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device pointers.
+    /// token[t] = id of the largest logit among ids below `ids` whose `masked` byte is 0 (lowest id on a
+    /// tie); finite[t] = 0 when any logit among ids below `ids` is not finite. masked may be null. Device
+    /// pointers.
     virtual void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) = 0;
 };
@@ -270,7 +292,8 @@ public:
 /// Adds to `to` what the backend holds more at the end of a scope than at its beginning.
 class HeldSpan {
 public:
-    HeldSpan(const Backend& backend, std::uint64_t& to) : backend_(backend), to_(to), before_(backend.held_bytes()) {}
+    HeldSpan(const Backend& backend, std::uint64_t& to)
+        : backend_(backend), to_(to), before_(backend.held_bytes()) {}
     HeldSpan(const HeldSpan&) = delete;
     HeldSpan& operator=(const HeldSpan&) = delete;
     ~HeldSpan() { to_ += backend_.held_bytes() - before_; }
@@ -282,16 +305,20 @@ private:
 };
 
 /// Memory of a backend that releases itself; not initialised.
-template <class T, auto kAllocate, auto kRelease>
-class BackendArray {
+template <class T, auto kAllocate, auto kRelease> class BackendArray {
 public:
     BackendArray() = default;
     BackendArray(Backend& backend, std::int64_t count, std::string_view what)
         : backend_(&backend), count_(count),
           data_(static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(count) * sizeof(T), what))) {}
     BackendArray(BackendArray&& o) noexcept { swap(o); }
-    BackendArray& operator=(BackendArray&& o) noexcept { swap(o); return *this; }
-    ~BackendArray() { if (data_) (backend_->*kRelease)(data_); }
+    BackendArray& operator=(BackendArray&& o) noexcept {
+        swap(o);
+        return *this;
+    }
+    ~BackendArray() {
+        if (data_) (backend_->*kRelease)(data_);
+    }
 
     T* data() const { return data_; }
     std::int64_t size() const { return count_; }
@@ -310,10 +337,8 @@ private:
 };
 
 /// Where kernels compute.
-template <class T>
-using DeviceArray = BackendArray<T, &Backend::allocate, &Backend::release>;
+template <class T> using DeviceArray = BackendArray<T, &Backend::allocate, &Backend::release>;
 /// Host memory that copies to and from there are fast with.
-template <class T>
-using HostArray = BackendArray<T, &Backend::allocate_host, &Backend::release_host>;
+template <class T> using HostArray = BackendArray<T, &Backend::allocate_host, &Backend::release_host>;
 
 }  // namespace ftmpi

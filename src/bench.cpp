@@ -65,20 +65,18 @@ std::vector<std::vector<double>> gathered(mpi::Session& session, const std::vect
 class Bench {
 public:
     Bench(Engine& engine, std::vector<BenchCase> cases, const PromptSource& prompts)
-        : engine_(engine),
-          cases_(std::move(cases)),
-          prompts_(prompts),
-          hash_(engine.options().hash.value_or(false)),
-          generator_(generator(hash_)) {}
+        : engine_(engine), cases_(std::move(cases)), prompts_(prompts),
+          hash_(engine.options().hash.value_or(false)), generator_(generator(hash_)) {}
 
-    /// Logits of the first case's first prompt and a few tokens after it, hashed. Empty on other ranks than 0.
+    /// Logits of the first case's first prompt and a few tokens after it, hashed. Empty on other ranks than
+    /// 0.
     std::string prompt_sha256() {
         const auto hashed = generator(true);
         std::string sha;
         Generator::Events events = this->events(nullptr);
         events.finished = [&](const RequestRecord& r) { sha = r.logits_sha256; };
-        stopped_ = hashed->run(requests({cases_[0].prompt, std::min<std::int64_t>(cases_[0].decode, 8), 1}), events) ==
-                   Generator::End::interrupted;
+        stopped_ = hashed->run(requests({cases_[0].prompt, std::min<std::int64_t>(cases_[0].decode, 8), 1}),
+                               events) == Generator::End::interrupted;
         require_success(*hashed);
         return sha;
     }
@@ -106,8 +104,8 @@ private:
         o.ignore_eos = true;
         o.hash = hash;
         o.prefill_chunk = engine_.shard_plan().prefill_rows;
-        return std::make_unique<Generator>(engine_.backend(), engine_.communicator(), engine_.model(), engine_.state(),
-                                           engine_.tokenizer(), o);
+        return std::make_unique<Generator>(engine_.backend(), engine_.communicator(), engine_.model(),
+                                           engine_.state(), engine_.tokenizer(), o);
     }
 
     std::vector<Request> requests(const BenchCase& c) const {
@@ -138,7 +136,8 @@ private:
 
     static void require_success(const Generator& g) {
         if (g.failed())
-            throw Error(Exit::failure, "a measured request failed: its logits are not finite, or no token can be chosen");
+            throw Error(Exit::failure,
+                        "a measured request failed: its logits are not finite, or no token can be chosen");
     }
 
     Engine& engine_;
@@ -156,53 +155,74 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     const auto begin = std::chrono::steady_clock::now();
     std::vector<BenchCase> cases;
     Options options;
-    session.agree("options", [&] {
-        cases = cases_of(given);
-        options = engine_options(given, cases);
-    }, true);
+    session.agree(
+        "options",
+        [&] {
+            cases = cases_of(given);
+            options = engine_options(given, cases);
+        },
+        true);
 
     Engine engine(options, session);
     std::optional<PromptSource> prompts;
-    session.agree("prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); }, true);
+    session.agree(
+        "prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); }, true);
     std::int64_t longest = 0;
     for (const auto& c : cases) longest = std::max(longest, c.tokens());
-    session.agree("plan", [&] {
-        if (longest > engine.config().max_positions)
-            throw Error(Exit::usage, "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") + " a sequence, this model was made for " +
-                                         std::to_string(engine.config().max_positions));
-    }, true);
+    session.agree(
+        "plan",
+        [&] {
+            if (longest > engine.config().max_positions)
+                throw Error(Exit::usage, "bench needs " +
+                                             counted(static_cast<std::uint64_t>(longest), "token") +
+                                             " a sequence, this model was made for " +
+                                             std::to_string(engine.config().max_positions));
+        },
+        true);
     engine.plan({longest});
-    session.agree("plan", [&] {
-        if (engine.shard_plan().context < longest)
-            throw Error(options.context ? Exit::usage : Exit::does_not_fit,
-                        "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") + " a sequence, the context holds " +
-                            std::to_string(engine.shard_plan().context),
-                        options.context ? "raise --context" : "measure shorter prompts or smaller --batches, or use --kv fp8");
-    }, true);
+    session.agree(
+        "plan",
+        [&] {
+            if (engine.shard_plan().context < longest)
+                throw Error(
+                    options.context ? Exit::usage : Exit::does_not_fit,
+                    "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") +
+                        " a sequence, the context holds " + std::to_string(engine.shard_plan().context),
+                    options.context ? "raise --context"
+                                    : "measure shorter prompts or smaller --batches, or use --kv fp8");
+        },
+        true);
     Screen screen(options, root, 0);
     screen.plan(engine);
 
     std::unique_ptr<ResultFile> results;
-    session.agree("results", [&] {
-        if (!root) return;
-        std::string names;
-        std::int64_t requests = 0;
-        for (const auto& c : cases) {
-            names += " " + c.name();
-            requests += std::int64_t{c.batch} * options.repeats;
-        }
-        RunRecord record = record_of(engine, hex(sha256(std::to_string(options.seed) + names)), requests, utc("%Y-%m-%dT%H:%M:%SZ"));
-        record.attributes.emplace_back("cases_asked", names.substr(1));
-        results = std::make_unique<ResultFile>(output_of(options, "ftmpi-bench"), std::move(record),
-                                               options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse, false);
-        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
-    }, true);
+    session.agree(
+        "results",
+        [&] {
+            if (!root) return;
+            std::string names;
+            std::int64_t requests = 0;
+            for (const auto& c : cases) {
+                names += " " + c.name();
+                requests += std::int64_t{c.batch} * options.repeats;
+            }
+            RunRecord record = record_of(engine, hex(sha256(std::to_string(options.seed) + names)), requests,
+                                         utc("%Y-%m-%dT%H:%M:%SZ"));
+            record.attributes.emplace_back("cases_asked", names.substr(1));
+            results = std::make_unique<ResultFile>(
+                output_of(options, "ftmpi-bench"), std::move(record),
+                options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse, false);
+            if (!results->warning().empty())
+                std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
+        },
+        true);
 
     // Before the weights, while there is memory to read.
     Surroundings around;
     around.hash_on = *options.hash;
     double rate = 0;
-    session.agree("read rate", [&] { rate = engine.backend().measure_read_rate(); }, true);
+    session.agree(
+        "read rate", [&] { rate = engine.backend().measure_read_rate(); }, true);
     for (const auto& one : gathered(session, {rate})) around.read_bytes_per_second.push_back(one[0]);
 
     engine.load();
@@ -213,7 +233,8 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     std::vector<CaseTimes> times;
     bool stopped = false;
     try {
-        around.exchange_seconds = measure_exchange(engine.backend(), engine.communicator(), engine.config().hidden);
+        around.exchange_seconds =
+            measure_exchange(engine.backend(), engine.communicator(), engine.config().hidden);
         Bench bench(engine, cases, *prompts);
         around.prompt_sha256 = bench.prompt_sha256();
         std::int64_t index = 0;
@@ -226,7 +247,8 @@ Exit bench_command(const Options& given, mpi::Session& session) {
                 prefill.push_back(t.prefill_seconds);
                 step.insert(step.end(), t.step_seconds.begin(), t.step_seconds.end());
                 for (auto& record : records) {
-                    record.id = c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
+                    record.id =
+                        c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
                     record.index = index++;
                     if (results) results->append(record);
                 }
@@ -240,8 +262,8 @@ Exit bench_command(const Options& given, mpi::Session& session) {
             }
             stopped = bench.stopped();
             if (prefill.empty()) break;
-            times.push_back({c, gathered(session, prefill), gathered(session, prefill_gather), gathered(session, step),
-                             gathered(session, gather)});
+            times.push_back({c, gathered(session, prefill), gathered(session, prefill_gather),
+                             gathered(session, step), gathered(session, gather)});
             if (stopped) break;
         }
         engine.measure_held();
@@ -254,9 +276,11 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     session.agree("write", [&] {
         if (!root) return;
         std::vector<CaseFigures> figures;
-        for (const auto& t : times) figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
+        for (const auto& t : times)
+            figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
         SummaryRecord summary =
-            bench_summary(times, figures, around, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+            bench_summary(times, figures, around,
+                          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
         add_held(engine, summary);
         results->finish(summary, stopped);
         screen.taken(engine);

@@ -1,4 +1,5 @@
-// The command `bench`: how long load, prefill and decode take here, beside what the memory and the exchange allow.
+// The command `bench`: how long load, prefill and decode take here, beside what the memory and the exchange
+// allow.
 #pragma once
 
 #include "../mpi/session.hpp"

@@ -24,7 +24,9 @@ constexpr std::string_view kSingleName = "model.safetensors";
 constexpr std::size_t kIndexLimit = std::size_t{512} << 20;
 
 /// The vision tower is never computed, so a type this program cannot read is no obstacle there.
-bool is_vision(std::string_view name) { return name.substr(0, 13) == "model.visual." || name.substr(0, 7) == "visual."; }
+bool is_vision(std::string_view name) {
+    return name.substr(0, 13) == "model.visual." || name.substr(0, 7) == "visual.";
+}
 
 /// "a, b, c and 12 more".
 std::string listing(const std::vector<std::string>& names, std::size_t limit = 20) {
@@ -59,10 +61,12 @@ public:
         std::unordered_map<std::string_view, int> numbers;
         for (const auto& [name, value] : weight_map) {
             std::string_view file;
-            if (value.get(file)) refuse("tensor " + in_quotes(name) + " is mapped to something that is not a file name");
+            if (value.get(file))
+                refuse("tensor " + in_quotes(name) + " is mapped to something that is not a file name");
             const auto [known, fresh] = numbers.try_emplace(file, static_cast<int>(files_.size()));
             if (fresh) {
-                if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos || file.find('\0') != file.npos)
+                if (file.empty() || file == "." || file == ".." || file.find('/') != file.npos ||
+                    file.find('\0') != file.npos)
                     refuse("maps tensor " + in_quotes(name) + " to " + in_quotes(file) +
                            ", which is not a plain file name in the same directory");
                 files_.emplace_back(file);
@@ -80,19 +84,23 @@ public:
     void mark_found(std::string_view name, int file) {
         const auto it = shard_of_.find(name);
         const auto shard = files_[static_cast<std::size_t>(file)];
-        if (it == shard_of_.end()) refuse("does not list tensor " + in_quotes(name) + ", which " + shard + " holds");
+        if (it == shard_of_.end())
+            refuse("does not list tensor " + in_quotes(name) + ", which " + shard + " holds");
         if (it->second.file != file)
-            refuse("maps tensor " + in_quotes(name) + " to " + files_[static_cast<std::size_t>(it->second.file)] + ", but " +
-                   shard + " holds it");
+            refuse("maps tensor " + in_quotes(name) + " to " +
+                   files_[static_cast<std::size_t>(it->second.file)] + ", but " + shard + " holds it");
         it->second.found = true;
     }
 
     void check_all_found() const {
         std::vector<std::string> missing;
         for (const auto& [name, place] : shard_of_)
-            if (!place.found) missing.push_back(in_quotes(name) + " (" + files_[static_cast<std::size_t>(place.file)] + ")");
+            if (!place.found)
+                missing.push_back(in_quotes(name) + " (" + files_[static_cast<std::size_t>(place.file)] +
+                                  ")");
         std::sort(missing.begin(), missing.end());
-        if (!missing.empty()) refuse("lists tensors that the shard it names does not hold: " + listing(missing, 5));
+        if (!missing.empty())
+            refuse("lists tensors that the shard it names does not hold: " + listing(missing, 5));
     }
 
 private:
@@ -101,7 +109,9 @@ private:
         bool found;
     };
 
-    [[noreturn]] void refuse(const std::string& what) const { throw Error(Exit::bad_input, path_ + ": " + what); }
+    [[noreturn]] void refuse(const std::string& what) const {
+        throw Error(Exit::bad_input, path_ + ": " + what);
+    }
 
     void read_total(const simdjson::dom::object& root) {
         simdjson::dom::object metadata;
@@ -133,7 +143,8 @@ struct Checkpoint::State {
     std::vector<std::string> safetensors_names() const {
         std::vector<std::string> names;
         std::error_code error;
-        for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+        for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+             it.increment(error))
             if (it->path().extension() == ".safetensors") names.push_back(it->path().filename().string());
         std::sort(names.begin(), names.end());
         return names;
@@ -156,7 +167,8 @@ struct Checkpoint::State {
             if (index) index->mark_found(entry.name, number);
             data_bytes += entry.end - entry.begin;
             if (!entry.dtype) {
-                const auto what = "tensor " + in_quotes(entry.name) + " has the unknown dtype " + in_quotes(entry.dtype_name);
+                const auto what = "tensor " + in_quotes(entry.name) + " has the unknown dtype " +
+                                  in_quotes(entry.dtype_name);
                 if (!is_vision(entry.name)) throw Error(Exit::bad_input, files.back().string() + ": " + what);
                 warnings.push_back(what + " (" + name + "); it is a vision tensor and not needed");
                 continue;
@@ -186,24 +198,30 @@ struct Checkpoint::State {
         if (!missing.empty())
             throw Error(Exit::bad_input,
                         index_path.string() + " names " + counted(index.files().size(), "file") + ", " +
-                            std::to_string(missing.size()) + (missing.size() == 1 ? " of which is missing: " : " of which are missing: ") + listing(missing),
+                            std::to_string(missing.size()) +
+                            (missing.size() == 1 ? " of which is missing: " : " of which are missing: ") +
+                            listing(missing),
                         "an incomplete download, or the index of another save of the model?");
         mappings.reserve(index.files().size());
         for (const auto& name : index.files()) add_file(name, &index);
         index.check_all_found();
         if (index.total_size() && *index.total_size() != data_bytes)
-            warnings.push_back(std::string(kIndexName) + " says total_size " + std::to_string(*index.total_size()) +
-                               ", the shards hold " + counted(data_bytes, "byte") + " of tensors");
+            warnings.push_back(std::string(kIndexName) + " says total_size " +
+                               std::to_string(*index.total_size()) + ", the shards hold " +
+                               counted(data_bytes, "byte") + " of tensors");
         warn_of_ignored(index.files(), "not named by " + std::string(kIndexName));
     }
 
     void open_single() {
         const std::string single(kSingleName);
-        if (std::filesystem::symlink_status(directory / single).type() == std::filesystem::file_type::not_found) {
+        if (std::filesystem::symlink_status(directory / single).type() ==
+            std::filesystem::file_type::not_found) {
             const auto names = safetensors_names();
-            const auto what = directory.string() + " has neither " + std::string(kIndexName) + " nor " + single;
+            const auto what =
+                directory.string() + " has neither " + std::string(kIndexName) + " nor " + single;
             if (names.empty())
-                throw Error(Exit::bad_input, what, "is this the folder of a Hugging Face checkpoint in safetensors form?");
+                throw Error(Exit::bad_input, what,
+                            "is this the folder of a Hugging Face checkpoint in safetensors form?");
             throw Error(Exit::bad_input, what + "; it holds " + listing(names),
                         "an incomplete download? The index says which files belong together");
         }
@@ -220,10 +238,12 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
     std::error_code error;
     const auto kind = std::filesystem::status(directory, error).type();
-    if (kind == std::filesystem::file_type::not_found) throw Error(Exit::bad_input, directory.string() + " does not exist");
+    if (kind == std::filesystem::file_type::not_found)
+        throw Error(Exit::bad_input, directory.string() + " does not exist");
     if (kind != std::filesystem::file_type::directory)
         throw Error(Exit::bad_input,
-                    directory.string() + " is not a directory" + (error ? " that can be read: " + error.message() : ""),
+                    directory.string() + " is not a directory" +
+                        (error ? " that can be read: " + error.message() : ""),
                     "name the folder of the checkpoint, not a file in it");
     auto state = std::make_unique<State>();
     state->directory = directory;
@@ -231,8 +251,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
     // A dangling link counts as present: an index that cannot be read must not turn into "no index".
     if (std::filesystem::symlink_status(index_path, error).type() != std::filesystem::file_type::not_found)
         state->open_sharded(index_path);
-    else
-        state->open_single();
+    else state->open_single();
     for (auto& warning : state->warnings) warning = printable(warning);
     return Checkpoint(std::move(state));
 }
@@ -257,16 +276,20 @@ const TensorView& Checkpoint::at(std::string_view name) const {
 void Checkpoint::check_unchanged() const {
     for (const auto& mapping : state_->mappings)
         if (!(stamp_of(mapping.path()) == mapping.stamp()))
-            throw Error(Exit::bad_input, mapping.path().string() + " was changed or replaced while it was being read");
+            throw Error(Exit::bad_input,
+                        mapping.path().string() + " was changed or replaced while it was being read");
 }
 
 void Checkpoint::check_contents(const std::byte* data) const {
     for (const auto& mapping : state_->mappings) {
         if (!mapping.holds(data)) continue;
         if (!(mapping.stamp_now() == mapping.stamp()))
-            throw Error(Exit::bad_input, mapping.path().string() + " was written to while it was in use: the text from here on would be "
-                                                                   "that of other weights",
-                        "the requests finished before are kept; put the checkpoint right; a run then goes on with --resume");
+            throw Error(Exit::bad_input,
+                        mapping.path().string() +
+                            " was written to while it was in use: the text from here on would be "
+                            "that of other weights",
+                        "the requests finished before are kept; put the checkpoint right; a run then goes on "
+                        "with --resume");
         return;
     }
 }

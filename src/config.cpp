@@ -41,8 +41,8 @@ std::string require_known_type(const JsonObject& root) {
 
 /// A value that may stand in two places and must not differ.
 template <class T>
-std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::optional<T> in_a, const JsonObject& b,
-                          std::string_view key_b, std::optional<T> in_b) {
+std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::optional<T> in_a,
+                          const JsonObject& b, std::string_view key_b, std::optional<T> in_b) {
     if (in_a && in_b && *in_a != *in_b) a.refuse(key_a, "and " + b.name_of(key_b) + " contradict each other");
     return in_a ? in_a : in_b;
 }
@@ -63,31 +63,36 @@ std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::stri
         layers.push_back(type == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
     }
     if (static_cast<std::int64_t>(layers.size()) != count)
-        text.refuse("layer_types",
-                    "has " + counted(layers.size(), "entry", "entries") + " for " + counted(static_cast<std::uint64_t>(count), "layer"));
+        text.refuse("layer_types", "has " + counted(layers.size(), "entry", "entries") + " for " +
+                                       counted(static_cast<std::uint64_t>(count), "layer"));
     if (!by_interval.empty() && by_interval != layers)
-        warnings.push_back(text.file() + ": full_attention_interval does not describe layer_types; layer_types is followed");
+        warnings.push_back(
+            text.file() + ": full_attention_interval does not describe layer_types; layer_types is followed");
     return layers;
 }
 
 void read_rope(const JsonObject& text, ModelConfig& config) {
-    const auto rope =
-        text.optional_object("rope_parameters").value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
+    const auto rope = text.optional_object("rope_parameters")
+                          .value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
     const bool nested = text.has("rope_parameters");
     const auto scaling = text.optional_object("rope_scaling");
     const auto check_type = [](const JsonObject& object) {
         for (const auto key : {"rope_type", "type"})
             if (const auto type = object.optional_text(key); type && *type != "default")
-                object.refuse(key, "is \"" + *type + "\"; only the plain rotary embedding (\"default\") is computed",
-                              "leave out the scaling and stay within the model's own context");
+                object.refuse(
+                    key, "is \"" + *type + "\"; only the plain rotary embedding (\"default\") is computed",
+                    "leave out the scaling and stay within the model's own context");
     };
-    const auto in_rope = [&](std::string_view key) { return nested ? rope.optional_number(key) : std::nullopt; };
+    const auto in_rope = [&](std::string_view key) {
+        return nested ? rope.optional_number(key) : std::nullopt;
+    };
     if (nested) check_type(rope);
     if (scaling) check_type(*scaling);
 
-    const auto theta =
-        agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta", in_rope("rope_theta"));
-    if (!theta) text.refuse("rope_parameters.rope_theta", "is missing, and so is " + text.name_of("rope_theta"));
+    const auto theta = agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta",
+                                in_rope("rope_theta"));
+    if (!theta)
+        text.refuse("rope_parameters.rope_theta", "is missing, and so is " + text.name_of("rope_theta"));
     if (!(*theta > 1 && *theta < 1e15)) text.refuse("rope_theta", "is not between 1 and 1e15");
     config.rope_theta = *theta;
 
@@ -105,8 +110,8 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
 void check_variants(const JsonObject& text) {
     const auto must_be = [&](std::string_view key, bool value) {
         if (const auto flag = text.optional_flag(key); flag && *flag != value)
-            text.refuse(key, std::string("is ") + (value ? "false" : "true") + "; this program computes the model only with " +
-                                 (value ? "true" : "false"));
+            text.refuse(key, std::string("is ") + (value ? "false" : "true") +
+                                 "; this program computes the model only with " + (value ? "true" : "false"));
     };
     must_be("attn_output_gate", true);
     must_be("attention_bias", false);
@@ -124,7 +129,9 @@ void check_variants(const JsonObject& text) {
 }
 
 void read_geometry(const JsonObject& text, ModelConfig& c) {
-    const auto small = [&](std::string_view key, std::int64_t high) { return static_cast<int>(text.integer(key, 1, high)); };
+    const auto small = [&](std::string_view key, std::int64_t high) {
+        return static_cast<int>(text.integer(key, 1, high));
+    };
     c.hidden = text.integer("hidden_size", 1, kMaxWidth);
     c.vocab = text.integer("vocab_size", 1, kMaxVocabulary);
     c.layers = read_layers(text, c.warnings);
@@ -142,17 +149,20 @@ void read_geometry(const JsonObject& text, ModelConfig& c) {
     c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
     c.max_positions = text.integer("max_position_embeddings", 1, kMaxPositions);
     const double eps = text.number("rms_norm_eps");
-    if (!(eps > 0 && eps < 1) || static_cast<float>(eps) == 0.0f) text.refuse("rms_norm_eps", "is not between 0 and 1");
+    if (!(eps > 0 && eps < 1) || static_cast<float>(eps) == 0.0f)
+        text.refuse("rms_norm_eps", "is not between 0 and 1");
     c.eps = static_cast<float>(eps);
 
     const auto divides = [&](std::string_view key, int whole, std::string_view by, int part) {
         if (whole % part)
-            text.refuse(key, std::to_string(whole) + " is not a multiple of " + text.name_of(by) + " " + std::to_string(part));
+            text.refuse(key, std::to_string(whole) + " is not a multiple of " + text.name_of(by) + " " +
+                                 std::to_string(part));
     };
     divides("num_attention_heads", c.query_heads, "num_key_value_heads", c.kv_heads);
     divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
     if (c.top_k > c.experts)
-        text.refuse("num_experts_per_tok", std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
+        text.refuse("num_experts_per_tok",
+                    std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
 }
 
 bool read_tied(const JsonObject& root, const JsonObject& text) {
@@ -176,8 +186,7 @@ std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t v
         if (known.insert(n).second) ids.push_back(static_cast<std::int32_t>(n));
     };
     simdjson::dom::array list;
-    if (value->get(list))
-        add(*value);
+    if (value->get(list)) add(*value);
     else
         for (const simdjson::dom::element id : list) add(id);
     if (ids.empty()) object.refuse(key, "is an empty list");
@@ -192,8 +201,9 @@ void merge(ModelConfig& config, Quantization&& q) {
     for (auto& [module, algorithm] : q.layers) {
         const auto [known, fresh] = config.quantized_layers.emplace(module, algorithm);
         if (!fresh && known->second != algorithm)
-            throw Error(Exit::bad_input, "config.json says " + known->second + " and hf_quant_config.json says " + algorithm +
-                                             " of module " + module);
+            throw Error(Exit::bad_input, "config.json says " + known->second +
+                                             " and hf_quant_config.json says " + algorithm + " of module " +
+                                             module);
     }
 }
 
@@ -220,8 +230,8 @@ void read_quantization(const std::filesystem::path& directory, const JsonObject&
     const JsonFile file(path);
     auto q = read_hf_quant_config(file.root());
     if (!algorithm.empty() && algorithm != q.algorithm)
-        config.warnings.push_back("config.json says " + algorithm + ", hf_quant_config.json says " + q.algorithm +
-                                  "; the tensors decide");
+        config.warnings.push_back("config.json says " + algorithm + ", hf_quant_config.json says " +
+                                  q.algorithm + "; the tensors decide");
     if (config.quantization.empty()) config.quantization = q.line;
     merge(config, std::move(q));
 }

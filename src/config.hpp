@@ -13,34 +13,41 @@ enum class LayerKind { delta_net, attention };
 
 /// Geometry and constants of a model, in the names of config.json where they have one.
 struct ModelConfig {
-    std::string model_type;         ///< of the outer config: "qwen3_5_moe", or "qwen3_5_moe_text" of a flat text-only one
+    std::string
+        model_type;  ///< of the outer config: "qwen3_5_moe", or "qwen3_5_moe_text" of a flat text-only one
     std::int64_t hidden = 0;        ///< hidden_size
     std::int64_t vocab = 0;         ///< vocab_size: rows of the embedding and of the head, padding included
     std::vector<LayerKind> layers;  ///< layer_types
     int query_heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double rope_theta = 0;
-    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_taps = 0;  ///< linear_* (Gated DeltaNet)
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0,
+        conv_taps = 0;  ///< linear_* (Gated DeltaNet)
     int experts = 0, top_k = 0;
-    std::int64_t expert_width = 0, shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size
-    float eps = 0;                                    ///< rms_norm_eps
+    std::int64_t expert_width = 0,
+                 shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size
+    float eps = 0;                  ///< rms_norm_eps
     bool tied_embeddings = false;
     std::int64_t max_positions = 0;      ///< max_position_embeddings
     std::vector<std::int32_t> stop_ids;  ///< every eos id of generation_config.json, else of config.json
-    std::string quantization;            ///< one line for the screen: method, algorithm, producer; empty when unquantized
-    std::string sha256;                  ///< of config.json's bytes
-    std::vector<std::string> warnings;   ///< keys that are not followed: the KV cache scheme, files that contradict each other
+    std::string
+        quantization;    ///< one line for the screen: method, algorithm, producer; empty when unquantized
+    std::string sha256;  ///< of config.json's bytes
+    std::vector<std::string>
+        warnings;  ///< keys that are not followed: the KV cache scheme, files that contradict each other
 
     // The formats of the weights are found per tensor; these two say what the exporter meant.
-    std::vector<std::string> ignore_patterns;  ///< modules left unquantized: exact, `*x*`, `re:x`; both files' entries
-    std::map<std::string, std::string> quantized_layers;  ///< ModelOpt: module -> algorithm ("FP8", "W4A16_NVFP4", ...)
+    std::vector<std::string>
+        ignore_patterns;  ///< modules left unquantized: exact, `*x*`, `re:x`; both files' entries
+    std::map<std::string, std::string>
+        quantized_layers;  ///< ModelOpt: module -> algorithm ("FP8", "W4A16_NVFP4", ...)
 
     int groups() const { return value_heads / key_heads; }  ///< value heads per key head
     std::int64_t key_channels() const { return std::int64_t{key_heads} * key_dim; }
     std::int64_t value_channels() const { return std::int64_t{value_heads} * value_dim; }
 };
 
-/// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where present).
-/// Throws Error(Exit::bad_input) naming the file and the key.
+/// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where
+/// present). Throws Error(Exit::bad_input) naming the file and the key.
 ModelConfig load_config(const std::filesystem::path& directory);
 
 struct IgnoreCheck {
@@ -51,10 +58,10 @@ struct IgnoreCheck {
 /// Steps of a few nanoseconds: some ten seconds.
 constexpr std::uint64_t kIgnorePatience = 2'000'000'000;
 
-/// Compares the ignore patterns with a checkpoint's tensor names (in any order). An entry that names nothing is a sign that
-/// pattern and checkpoint do not belong together. The prefixes "model.language_model." and "model." count as the same. `re:`
-/// entries with look-around or back references are not judged. Both lists come from files and may be of any length, so no more than
-/// `patience` steps are taken.
+/// Compares the ignore patterns with a checkpoint's tensor names (in any order). An entry that names nothing
+/// is a sign that pattern and checkpoint do not belong together. The prefixes "model.language_model." and
+/// "model." count as the same. `re:` entries with look-around or back references are not judged. Both lists
+/// come from files and may be of any length, so no more than `patience` steps are taken.
 IgnoreCheck check_ignores(const ModelConfig& config, const std::vector<std::string>& names,
                           std::uint64_t patience = kIgnorePatience);
 

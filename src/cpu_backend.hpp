@@ -1,4 +1,5 @@
-// The backend that runs in host memory: 1 or more threads, plain, AVX2 or AVX-512 kernels, all with the same bits.
+// The backend that runs in host memory: 1 or more threads, plain, AVX2 or AVX-512 kernels, all with the same
+// bits.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,8 @@ enum class Simd { plain, avx2, avx512 };
 /// True when this processor (and system) runs the kernels of `simd`.
 bool supported(Simd simd);
 
-/// The widest supported one, or what the environment variable FTMPI_SIMD (plain, avx2, avx512) asks for. Throws
-/// Error(Exit::usage) when that is unknown or not supported here.
+/// The widest supported one, or what the environment variable FTMPI_SIMD (plain, avx2, avx512) asks for.
+/// Throws Error(Exit::usage) when that is unknown or not supported here.
 Simd default_simd();
 
 class Threads;
@@ -35,10 +36,7 @@ public:
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
     ~Scratch();
-    template <class T>
-    T* get(std::size_t count) {
-        return static_cast<T*>(bytes(count * sizeof(T)));
-    }
+    template <class T> T* get(std::size_t count) { return static_cast<T*>(bytes(count * sizeof(T))); }
 
 private:
     void* bytes(std::size_t n);
@@ -69,34 +67,37 @@ public:
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override;
 
     void embed(const Matrix& table, const Rows& rows, float* x) override;
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) override;
-    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override;
+    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                    std::int64_t ids) override;
+    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
+                  float* y) override;
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override;
-    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
-                   float* out, std::int64_t stride) override;
-    void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-                   std::int64_t stride) override;
+    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                   const float* a, float* out, std::int64_t stride) override;
+    void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k,
+                   const float* v, float* out, std::int64_t stride) override;
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override;
-    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows,
-                    float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) override;
+    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                    std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                    std::int64_t shared_stride) override;
     void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override;
     void add(const float* h, const float* y, float* sum, std::int64_t n) override;
-    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-                std::int32_t* token, std::int32_t* finite) override;
+    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+                const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override;
 
 private:
     /// Runs task(i, thread) for i in [0, count); on all threads when the work (in multiply-adds) is worth it.
-    template <class Task>
-    void parallel(std::int64_t count, double work, Task task);
+    template <class Task> void parallel(std::int64_t count, double work, Task task);
     void check_denormals();
 
     /// Input rows of a step with, when asked for, their chunks for 4-bit matrices.
-    const cpu::InputRow* inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized, cpu::Scratch& chunks,
-                                std::vector<cpu::InputRow>& to);
+    const cpu::InputRow* inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized,
+                                cpu::Scratch& chunks, std::vector<cpu::InputRow>& to);
 
-    /// Expert choices of all rows sorted by expert: choices of expert e are order_[begin_[e] .. begin_[e + 1]).
+    /// Expert choices of all rows sorted by expert: choices of expert e are order_[begin_[e] .. begin_[e +
+    /// 1]).
     void group_by_expert(const Routes& routes, std::int64_t rows, std::int64_t experts);
 
     /// Rows of the step by slot, in order of first appearance.

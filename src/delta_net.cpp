@@ -2,8 +2,8 @@
 
 namespace ftmpi {
 
-DeltaNet delta_net_of(const ModelConfig& config, Range groups, const LayerWeights& weights, const SequenceState& state,
-                      std::size_t layer) {
+DeltaNet delta_net_of(const ModelConfig& config, Range groups, const LayerWeights& weights,
+                      const SequenceState& state, std::size_t layer) {
     DeltaNet n;
     n.key_heads = static_cast<int>(groups.size());
     n.value_heads = static_cast<int>(value_head_range(config, groups).size());

@@ -10,7 +10,7 @@
 namespace ftmpi {
 
 /// Key-head groups `groups` of the layer with their state.
-DeltaNet delta_net_of(const ModelConfig& config, Range groups, const LayerWeights& weights, const SequenceState& state,
-                      std::size_t layer);
+DeltaNet delta_net_of(const ModelConfig& config, Range groups, const LayerWeights& weights,
+                      const SequenceState& state, std::size_t layer);
 
 }  // namespace ftmpi

@@ -7,16 +7,44 @@
 
 namespace ftmpi {
 
-enum class DType { boolean, u8, i8, u16, i16, u32, i32, u64, i64, f8_e4m3, f8_e5m2, f8_e8m0, f16, bf16, f32, f64 };
+enum class DType {
+    boolean,
+    u8,
+    i8,
+    u16,
+    i16,
+    u32,
+    i32,
+    u64,
+    i64,
+    f8_e4m3,
+    f8_e5m2,
+    f8_e8m0,
+    f16,
+    bf16,
+    f32,
+    f64
+};
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType t) {
     switch (t) {
-        case DType::boolean: case DType::u8: case DType::i8:
-        case DType::f8_e4m3: case DType::f8_e5m2: case DType::f8_e8m0: return 1;
-        case DType::u16: case DType::i16: case DType::f16: case DType::bf16: return 2;
-        case DType::u32: case DType::i32: case DType::f32: return 4;
-        case DType::u64: case DType::i64: case DType::f64: return 8;
+        case DType::boolean:
+        case DType::u8:
+        case DType::i8:
+        case DType::f8_e4m3:
+        case DType::f8_e5m2:
+        case DType::f8_e8m0: return 1;
+        case DType::u16:
+        case DType::i16:
+        case DType::f16:
+        case DType::bf16: return 2;
+        case DType::u32:
+        case DType::i32:
+        case DType::f32: return 4;
+        case DType::u64:
+        case DType::i64:
+        case DType::f64: return 8;
     }
     return 0;
 }

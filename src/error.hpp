@@ -12,19 +12,20 @@ namespace ftmpi {
 /// Process exit codes. A job script may branch on them; they are listed in the README.
 enum class Exit : int {
     ok = 0,
-    failure = 1,         ///< a fault of the program or of the machine (I/O error, internal check)
-    usage = 2,           ///< the command line or a job file is wrong
-    bad_input = 3,       ///< a checkpoint, tokenizer, prompt or result file is wrong
-    does_not_fit = 4,    ///< the plan does not fit the memory it was given
-    rank_failed = 5,     ///< another rank failed; that rank's message was printed
-    timed_out = 6,       ///< a collective or a phase passed its deadline
-    interrupted = 7,     ///< SIGTERM or SIGINT: finished requests were saved, the rest were not run
-    different = 8,       ///< `verify` found a difference
-    partly_failed = 9,   ///< the run ended, but at least one request ended with an error of its own
+    failure = 1,        ///< a fault of the program or of the machine (I/O error, internal check)
+    usage = 2,          ///< the command line or a job file is wrong
+    bad_input = 3,      ///< a checkpoint, tokenizer, prompt or result file is wrong
+    does_not_fit = 4,   ///< the plan does not fit the memory it was given
+    rank_failed = 5,    ///< another rank failed; that rank's message was printed
+    timed_out = 6,      ///< a collective or a phase passed its deadline
+    interrupted = 7,    ///< SIGTERM or SIGINT: finished requests were saved, the rest were not run
+    different = 8,      ///< `verify` found a difference
+    partly_failed = 9,  ///< the run ended, but at least one request ended with an error of its own
 };
 
-/// `text` for a terminal, in one line: control characters as \xNN, those beyond ASCII (U+0080 to U+009F in UTF-8) too. Names and
-/// values of a file go into messages, and must not move the cursor or forge another message.
+/// `text` for a terminal, in one line: control characters as \xNN, those beyond ASCII (U+0080 to U+009F in
+/// UTF-8) too. Names and values of a file go into messages, and must not move the cursor or forge another
+/// message.
 inline std::string printable(std::string_view text) {
     constexpr char hex[] = "0123456789abcdef";
     std::string out;

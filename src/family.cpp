@@ -38,8 +38,10 @@ constexpr LayerNames kQwenLayer = {
 };
 
 constexpr Family kFamilies[] = {
-    {"qwen3_5_moe", kQwenPrefixes, kQwenSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", kQwenLayer},
-    {"qwen3_5_moe_text", kQwenPrefixes, kQwenSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", kQwenLayer},
+    {"qwen3_5_moe", kQwenPrefixes, kQwenSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head",
+     kQwenLayer},
+    {"qwen3_5_moe_text", kQwenPrefixes, kQwenSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head",
+     kQwenLayer},
 };
 
 }  // namespace
@@ -50,7 +52,8 @@ const Family& family_of(const ModelConfig& config) {
         if (f.model_type == config.model_type) return f;
         known += (known.empty() ? "" : ", ") + std::string(f.model_type);
     }
-    throw Error(Exit::bad_input, "config.json: model_type \"" + config.model_type + "\" is not one this program runs",
+    throw Error(Exit::bad_input,
+                "config.json: model_type \"" + config.model_type + "\" is not one this program runs",
                 "known: " + known);
 }
 

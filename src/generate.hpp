@@ -23,7 +23,7 @@ struct Request {
     std::string id, prompt;
     std::vector<std::int32_t> ids;
     std::int64_t max_tokens = 0;
-    std::string refused;     ///< not empty: the request is not run, its record carries this as its error
+    std::string refused;  ///< not empty: the request is not run, its record carries this as its error
 };
 
 struct GenerateOptions {
@@ -33,8 +33,9 @@ struct GenerateOptions {
     bool save_logits = false;
     std::int64_t prefill_chunk = 256;  ///< rows of a prefill step, at most Model::max_rows()
     std::vector<std::int32_t> stop_ids = {};
-    /// Whether a step is asked for before the tokens of the step before are read. Left out: where that gains time. Sampling
-    /// needs the host, and so does an embedding that the backend cannot reach by itself: they never run ahead.
+    /// Whether a step is asked for before the tokens of the step before are read. Left out: where that gains
+    /// time. Sampling needs the host, and so does an embedding that the backend cannot reach by itself: they
+    /// never run ahead.
     std::optional<bool> run_ahead = {};
 };
 
@@ -52,23 +53,29 @@ public:
         std::function<bool()> stop_requested;
         /// Every rank, before each step: "prefill" or "decode".
         std::function<void(std::string_view phase)> step;
-        /// Every rank, when the tokens that a step chose have been read and compared. The next step may be under way by then.
+        /// Every rank, when the tokens that a step chose have been read and compared. The next step may be
+        /// under way by then.
         std::function<void(std::string_view phase)> read;
     };
 
     /// plan.slots requests run together; each gets the bits it has alone. Throws as require_vocabulary does.
-    Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state, const Tokenizer& tokenizer,
-              GenerateOptions options);
+    Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state,
+              const Tokenizer& tokenizer, GenerateOptions options);
     ~Generator();
 
     enum class End { done, interrupted };
-    /// Runs all requests in order. The same arguments on every rank. Requests unfinished at an interruption leave no record.
+    /// Runs all requests in order. The same arguments on every rank. Requests unfinished at an interruption
+    /// leave no record.
     End run(const std::vector<Request>& requests, const Events& events);
 
     std::int64_t vocabulary() const { return vocabulary_; }  ///< ids the logits hash covers: [0, vocabulary)
     std::int64_t failed() const { return failed_; }          ///< requests that ended with an error
-    std::int64_t decoded() const { return decoded_; }        ///< tokens made by decode steps (each prompt's first is prefill's)
-    double decode_seconds() const { return decode_seconds_; }  ///< wall time of all decode steps, from tokens read to tokens read
+    std::int64_t decoded() const {
+        return decoded_;
+    }  ///< tokens made by decode steps (each prompt's first is prefill's)
+    double decode_seconds() const {
+        return decode_seconds_;
+    }  ///< wall time of all decode steps, from tokens read to tokens read
 
 private:
     struct Sequence;
@@ -81,7 +88,8 @@ private:
     void settle(const Events& events);
     // A step's life: asked for, its logits taken before the next step writes its own, read.
     StepPointer ask(const Step* before, const Events& events);
-    StepPointer choose(std::vector<Sequence*> sequences, const float* logits, double begin, std::string_view phase);
+    StepPointer choose(std::vector<Sequence*> sequences, const float* logits, double begin,
+                       std::string_view phase);
     void take(Step& step);
     void read(Step& step, const Events& events);
     void accept(Sequence& sequence, std::int32_t token, bool finite, double seconds, const Events& events);
@@ -100,12 +108,12 @@ private:
     double decode_seconds_ = 0, last_read_ = 0;
     std::vector<std::uint8_t> masked_host_;
     DeviceArray<std::uint8_t> masked_;
-    DeviceArray<std::int32_t> chosen_;     ///< two steps in turns; of a step of n rows: n tokens, then n flags
+    DeviceArray<std::int32_t> chosen_;  ///< two steps in turns; of a step of n rows: n tokens, then n flags
     HostArray<std::int32_t> chosen_host_;  ///< likewise
     std::size_t choices_ = 0;
-    HostArray<float> row_;                 ///< logits to sample from
+    HostArray<float> row_;  ///< logits to sample from
     std::vector<std::unique_ptr<Sequence>> slots_;
-    StepPointer flight_;                   ///< asked for and not read; while there is one, all sequences are in it
+    StepPointer flight_;  ///< asked for and not read; while there is one, all sequences are in it
     std::unique_ptr<Ledger> ledger_;
     bool ahead_ = false, stopping_ = false;
 };

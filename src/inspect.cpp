@@ -18,7 +18,8 @@
 namespace ftmpi {
 namespace {
 
-/// Larger tensors (embedding, head) are not scanned: reading them takes longer than the rest of the listing is worth.
+/// Larger tensors (embedding, head) are not scanned: reading them takes longer than the rest of the listing
+/// is worth.
 constexpr std::size_t kScanLimit = std::size_t{64} << 20;
 
 struct Count {
@@ -63,10 +64,8 @@ std::string role_of(std::string_view module) {
     for (std::size_t i = 0; i < module.size(); ++i) {
         const bool digit = std::isdigit(static_cast<unsigned char>(module[i])) != 0;
         const bool begins = i == 0 || module[i - 1] == '.' || (!role.empty() && role.back() == '*');
-        if (!digit || !begins)
-            role += module[i];
-        else if (role.empty() || role.back() != '*')
-            role += '*';
+        if (!digit || !begins) role += module[i];
+        else if (role.empty() || role.back() != '*') role += '*';
     }
     return role;
 }
@@ -84,27 +83,26 @@ std::string format_beside(const Checkpoint& checkpoint, const std::string& modul
     const auto* scale = beside(".weight_scale");
     if (codes.dtype == DType::u8 && scale) return "MXFP4";
     if (codes.dtype == DType::f8_e4m3 && scale)
-        return scale->elements() == 1 ? "FP8 per tensor" : scale->elements() == codes.dim(0) ? "FP8 per row" : "FP8 128x128";
+        return scale->elements() == 1              ? "FP8 per tensor"
+               : scale->elements() == codes.dim(0) ? "FP8 per row"
+                                                   : "FP8 128x128";
     return std::string(name_of(codes.dtype));
 }
 
-bool is_scale(std::string_view name) { return name.substr(name.rfind('.') + 1).find("scale") != std::string_view::npos; }
+bool is_scale(std::string_view name) {
+    return name.substr(name.rfind('.') + 1).find("scale") != std::string_view::npos;
+}
 
 /// The bits of an element that a zero of either sign leaves clear, repeated over 8 bytes.
 std::uint64_t magnitude_mask(const TensorView& t) {
     switch (t.dtype) {
         case DType::f8_e4m3:
-        case DType::f8_e5m2:
-            return 0x7f7f7f7f7f7f7f7f;
+        case DType::f8_e5m2: return 0x7f7f7f7f7f7f7f7f;
         case DType::bf16:
-        case DType::f16:
-            return 0x7fff7fff7fff7fff;
-        case DType::f32:
-            return 0x7fffffff7fffffff;
-        case DType::u8:
-            return 0x7777777777777777;  // two e2m1 codes
-        default:
-            return ~std::uint64_t{0};
+        case DType::f16: return 0x7fff7fff7fff7fff;
+        case DType::f32: return 0x7fffffff7fffffff;
+        case DType::u8: return 0x7777777777777777;  // two e2m1 codes
+        default: return ~std::uint64_t{0};
     }
 }
 
@@ -138,19 +136,16 @@ std::int64_t bad_scales(const TensorView& t) {
         return n;
     };
     switch (t.dtype) {
-        case DType::f8_e4m3:
-            return count(std::uint8_t{}, [](std::uint8_t b) { return (b & 0x7f) == 0x7f; });
+        case DType::f8_e4m3: return count(std::uint8_t{}, [](std::uint8_t b) { return (b & 0x7f) == 0x7f; });
         case DType::u8:
-        case DType::f8_e8m0:
-            return count(std::uint8_t{}, [](std::uint8_t b) { return b == 0xff; });
+        case DType::f8_e8m0: return count(std::uint8_t{}, [](std::uint8_t b) { return b == 0xff; });
         case DType::bf16:
             return count(std::uint16_t{}, [](std::uint16_t b) { return (b & 0x7f80) == 0x7f80; });
         case DType::f16:
             return count(std::uint16_t{}, [](std::uint16_t b) { return (b & 0x7c00) == 0x7c00; });
         case DType::f32:
             return count(std::uint32_t{}, [](std::uint32_t b) { return (b & 0x7f800000) == 0x7f800000; });
-        default:
-            return 0;
+        default: return 0;
     }
 }
 
@@ -175,13 +170,15 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
     try {
         const auto config = load_config(checkpoint.directory());
         const auto attention = std::count(config.layers.begin(), config.layers.end(), LayerKind::attention);
-        report.config_line = config.model_type + ", hidden " + std::to_string(config.hidden) + ", " +
-                             counted(config.layers.size(), "layer") + " (" + std::to_string(attention) + " attention), " +
-                             std::to_string(config.query_heads) + "/" + std::to_string(config.kv_heads) + " heads of " +
-                             std::to_string(config.head_dim) + ", delta net " + std::to_string(config.key_heads) + "/" +
-                             std::to_string(config.value_heads) + " heads, " + counted(static_cast<std::uint64_t>(config.experts), "expert") + " of " +
-                             std::to_string(config.expert_width) + ", top " + std::to_string(config.top_k) + ", vocabulary " +
-                             std::to_string(config.vocab) + (config.tied_embeddings ? ", tied head" : "");
+        report.config_line =
+            config.model_type + ", hidden " + std::to_string(config.hidden) + ", " +
+            counted(config.layers.size(), "layer") + " (" + std::to_string(attention) + " attention), " +
+            std::to_string(config.query_heads) + "/" + std::to_string(config.kv_heads) + " heads of " +
+            std::to_string(config.head_dim) + ", delta net " + std::to_string(config.key_heads) + "/" +
+            std::to_string(config.value_heads) + " heads, " +
+            counted(static_cast<std::uint64_t>(config.experts), "expert") + " of " +
+            std::to_string(config.expert_width) + ", top " + std::to_string(config.top_k) + ", vocabulary " +
+            std::to_string(config.vocab) + (config.tied_embeddings ? ", tied head" : "");
         report.quantization = config.quantization.empty() ? "none" : config.quantization;
         report.warnings.insert(report.warnings.end(), config.warnings.begin(), config.warnings.end());
         std::vector<std::string> names;
@@ -190,11 +187,10 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
         for (const auto& pattern : ignores.unmatched)
             report.warnings.push_back("ignore entry \"" + pattern + "\" matches no tensor");
         if (ignores.not_compared > 0)
-            report.warnings.push_back(std::to_string(ignores.not_compared) +
-                                      " more ignore entries were not compared with the tensors: the list is too long");
-    } catch (const Error& e) {
-        report.config_error = e.what();
-    }
+            report.warnings.push_back(
+                std::to_string(ignores.not_compared) +
+                " more ignore entries were not compared with the tensors: the list is too long");
+    } catch (const Error& e) { report.config_error = e.what(); }
 }
 
 Report examine(const std::filesystem::path& directory) {
@@ -230,15 +226,15 @@ std::string gigabytes(std::uint64_t bytes) {
 void print_text(const Report& r) {
     std::printf("checkpoint    %s\n", printable(r.directory.string()).c_str());
     if (r.config_error.empty())
-        std::printf("model         %s\nquantization  %s\n", printable(r.config_line).c_str(), printable(r.quantization).c_str());
-    else
-        std::printf("model         not usable: %s\n", printable(r.config_error).c_str());
+        std::printf("model         %s\nquantization  %s\n", printable(r.config_line).c_str(),
+                    printable(r.quantization).c_str());
+    else std::printf("model         not usable: %s\n", printable(r.config_error).c_str());
     std::printf("files         %zu\n", r.files.size());
     for (const auto& file : r.files) std::printf("  %s\n", printable(file.filename().string()).c_str());
     const auto line = [](std::string_view label, const Count& c) {
-        std::printf("  %-10.*s %9llu tensors %18llu bytes  %s\n", static_cast<int>(label.size()), label.data(),
-                    static_cast<unsigned long long>(c.tensors), static_cast<unsigned long long>(c.bytes),
-                    gigabytes(c.bytes).c_str());
+        std::printf("  %-10.*s %9llu tensors %18llu bytes  %s\n", static_cast<int>(label.size()),
+                    label.data(), static_cast<unsigned long long>(c.tensors),
+                    static_cast<unsigned long long>(c.bytes), gigabytes(c.bytes).c_str());
     };
     Count all;
     for (const auto& c : r.by_part) all.tensors += c.tensors, all.bytes += c.bytes;
@@ -258,16 +254,17 @@ void print_text(const Report& r) {
     if (r.damage.empty()) std::printf("  no all-zero rows, every scale finite\n");
     for (const auto& d : r.damage) {
         if (d.zero_rows)
-            std::printf("  %s: %lld of %lld rows all zero\n", printable(d.name).c_str(), static_cast<long long>(d.zero_rows),
-                        static_cast<long long>(d.rows));
-        if (d.bad_scales) std::printf("  %s: %s not finite\n", printable(d.name).c_str(), counted(static_cast<std::uint64_t>(d.bad_scales), "scale").c_str());
+            std::printf("  %s: %lld of %lld rows all zero\n", printable(d.name).c_str(),
+                        static_cast<long long>(d.zero_rows), static_cast<long long>(d.rows));
+        if (d.bad_scales)
+            std::printf("  %s: %s not finite\n", printable(d.name).c_str(),
+                        counted(static_cast<std::uint64_t>(d.bad_scales), "scale").c_str());
     }
     for (const auto& w : r.warnings) std::printf("warning       %s\n", printable(w).c_str());
 }
 
 /// "open" + the items' texts separated by commas + "close".
-template <class Items, class F>
-std::string json_list(char open, char close, const Items& items, F&& text) {
+template <class Items, class F> std::string json_list(char open, char close, const Items& items, F&& text) {
     std::string out(1, open);
     for (const auto& item : items) out += (out.size() > 1 ? "," : "") + text(item);
     return out + close;
@@ -279,14 +276,18 @@ void print_json(const Report& r) {
     };
     std::string out = "{\"checkpoint\":" + json_string(r.directory.string());
     if (r.config_error.empty())
-        out += ",\"model\":" + json_string(r.config_line) + ",\"quantization\":" + json_string(r.quantization);
-    else
-        out += ",\"config_error\":" + json_string(r.config_error);
-    out += ",\"files\":" + json_list('[', ']', r.files, [](const auto& f) { return json_string(f.filename().string()); });
-    out += ",\"types\":" + json_list('{', '}', r.by_type, [&](const auto& t) { return json_string(t.first) + ":" + count(t.second); });
+        out +=
+            ",\"model\":" + json_string(r.config_line) + ",\"quantization\":" + json_string(r.quantization);
+    else out += ",\"config_error\":" + json_string(r.config_error);
+    out += ",\"files\":" +
+           json_list('[', ']', r.files, [](const auto& f) { return json_string(f.filename().string()); });
+    out += ",\"types\":" + json_list('{', '}', r.by_type, [&](const auto& t) {
+               return json_string(t.first) + ":" + count(t.second);
+           });
     std::size_t part = 0;
-    out +=
-        ",\"parts\":" + json_list('{', '}', r.by_part, [&](const Count& c) { return json_string(kParts[part++]) + ":" + count(c); });
+    out += ",\"parts\":" + json_list('{', '}', r.by_part, [&](const Count& c) {
+               return json_string(kParts[part++]) + ":" + count(c);
+           });
     out += ",\"formats\":" + json_list('{', '}', r.formats, [](const auto& role) {
                return json_string(role.first) + ":" + json_list('{', '}', role.second, [](const auto& f) {
                           return json_string(f.first) + ":" + std::to_string(f.second);
@@ -295,9 +296,11 @@ void print_json(const Report& r) {
     out += ",\"scanned\":" + std::to_string(r.scanned) + ",\"not_scanned\":" + std::to_string(r.not_scanned);
     out += ",\"damage\":" + json_list('[', ']', r.damage, [](const Damage& d) {
                return "{\"tensor\":" + json_string(d.name) + ",\"zero_rows\":" + std::to_string(d.zero_rows) +
-                      ",\"rows\":" + std::to_string(d.rows) + ",\"bad_scales\":" + std::to_string(d.bad_scales) + "}";
+                      ",\"rows\":" + std::to_string(d.rows) +
+                      ",\"bad_scales\":" + std::to_string(d.bad_scales) + "}";
            });
-    out += ",\"warnings\":" + json_list('[', ']', r.warnings, [](const auto& w) { return json_string(w); }) + "}";
+    out += ",\"warnings\":" + json_list('[', ']', r.warnings, [](const auto& w) { return json_string(w); }) +
+           "}";
     std::printf("%s\n", out.c_str());
 }
 
@@ -306,11 +309,10 @@ void print_json(const Report& r) {
 int inspect_command(const Options& options) {
     if (options.model.empty() && options.files.size() != 1)
         throw Error(Exit::usage, "inspect needs one checkpoint: --model DIR");
-    const auto report = examine(options.model.empty() ? std::filesystem::path(options.files.front()) : options.model);
-    if (options.json)
-        print_json(report);
-    else
-        print_text(report);
+    const auto report =
+        examine(options.model.empty() ? std::filesystem::path(options.files.front()) : options.model);
+    if (options.json) print_json(report);
+    else print_text(report);
     return static_cast<int>(report.config_error.empty() ? Exit::ok : Exit::bad_input);
 }
 

@@ -1,4 +1,5 @@
-// ftmpi: runs a quantized mixture-of-experts model over ranks that need not be alike, with the same bits for every cut.
+// ftmpi: runs a quantized mixture-of-experts model over ranks that need not be alike, with the same bits for
+// every cut.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -29,12 +30,14 @@ namespace {
 
 using namespace ftmpi;
 
-/// Standard streams that were closed when the process began: else files and sockets get their numbers, and messages go into them. What is
-/// written to such a standard output fails, as it did.
+/// Standard streams that were closed when the process began: else files and sockets get their numbers, and
+/// messages go into them. What is written to such a standard output fails, as it did.
 void fill_standard_streams() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
         if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
-            const int got = ::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number, which is fd
+            const int got =
+                ::open("/dev/null",
+                       fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free number, which is fd
             if (got != fd && got >= 0) ::close(got);
         }
 }
@@ -106,16 +109,17 @@ int job(const Options* options, const std::exception_ptr& wrong) {
     mpi::install_stop_signals();  // before MPI starts, which may take seconds
     mpi::Session session(options ? options->timeout : 60);
     try {
-        session.agree("options", [&] {
-            if (wrong) std::rethrow_exception(wrong);
-        }, true);
+        session.agree(
+            "options",
+            [&] {
+                if (wrong) std::rethrow_exception(wrong);
+            },
+            true);
         session.require_equal("options", "options", options->digest_text);
-        session.leave(with_stdout(is_local(options->command)            ? once(*options, session)
+        session.leave(with_stdout(is_local(options->command)           ? once(*options, session)
                                   : options->command == Command::bench ? bench_command(*options, session)
                                                                        : run_command(*options, session)));
-    } catch (const mpi::Session::Agreed& failed) {
-        session.leave(failed.code);
-    } catch (...) {
+    } catch (const mpi::Session::Agreed& failed) { session.leave(failed.code); } catch (...) {
         session.abort(mpi::error_of_current_exception());
     }
 }
@@ -124,8 +128,8 @@ int job(const Options* options, const std::exception_ptr& wrong) {
 
 int main(int argc, char** argv) {
     fill_standard_streams();
-    // A file that grows beyond its limit and a reader that went away are errors of a write, not the end of the process: the results
-    // must be saved all the same.
+    // A file that grows beyond its limit and a reader that went away are errors of a write, not the end of
+    // the process: the results must be saved all the same.
     std::signal(SIGXFSZ, SIG_IGN);
     std::signal(SIGPIPE, SIG_IGN);
     try {
@@ -135,9 +139,7 @@ int main(int argc, char** argv) {
         std::exception_ptr wrong;
         try {
             options = parse_options(argc, argv);
-        } catch (const Error&) {
-            wrong = std::current_exception();
-        }
+        } catch (const Error&) { wrong = std::current_exception(); }
         // Of several ranks one does the work, and a wrong command line is reported once for the whole job.
         const bool local = wrong ? names_local_command(argc, argv) : is_local(options.command);
         if (!local || mpi::Session::is_one_of_several()) return job(wrong ? nullptr : &options, wrong);
@@ -145,7 +147,5 @@ int main(int argc, char** argv) {
         return static_cast<int>(with_stdout(static_cast<Exit>(local_command(options))));
     } catch (const mpi::Session::Agreed& refused) {  // a launch that rank 0 of the launcher has spoken about
         return static_cast<int>(refused.code);
-    } catch (...) {
-        return report(mpi::error_of_current_exception());
-    }
+    } catch (...) { return report(mpi::error_of_current_exception()); }
 }

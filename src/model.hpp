@@ -19,30 +19,34 @@ namespace ftmpi {
 class Model {
 public:
     /// Allocates the workspace of plan.prefill_rows rows. All references must outlive the model.
-    Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan, const Weights& weights,
-          SequenceState& state);
+    Model(Backend& backend, Communicator& communicator, const ModelConfig& config, const ShardPlan& plan,
+          const Weights& weights, SequenceState& state);
     ~Model() { backend_.forget_replays(this); }
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them), gathered:
-    /// [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every rank calls this with
-    /// the same arguments. When a copy_behind() of the last call's logits may be under way, they are written after it.
-    /// With `tokens`, which are in device memory, the token of row t is tokens[rows[t].token] as Backend::place_rows() says:
-    /// so a step is asked for before the host knows what the step before chose.
+    /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them),
+    /// gathered: [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every
+    /// rank calls this with the same arguments. When a copy_behind() of the last call's logits may be under
+    /// way, they are written after it. With `tokens`, which are in device memory, the token of row t is
+    /// tokens[rows[t].token] as Backend::place_rows() says: so a step is asked for before the host knows what
+    /// the step before chose.
     const float* forward(std::span<const Row> rows, Range wanted, const std::int32_t* tokens = nullptr);
     /// True when this rank's forward() takes `tokens`.
     bool takes_device_tokens() const { return backend_.embeds_from_device(weights_.embedding()); }
 
-    /// Fast numerics, for steps of which not all rows' logits are wanted: the mixers. Router, experts and head stay exact.
+    /// Fast numerics, for steps of which not all rows' logits are wanted: the mixers. Router, experts and
+    /// head stay exact.
     void set_fast_prefill(bool fast) { fast_prefill_ = fast; }
 
     std::int64_t max_rows() const { return max_rows_; }
     std::int64_t vocab() const { return config_.vocab; }
 
-    /// For tests and diagnosis: called with every intermediate result that all ranks hold whole, by name ("embed", "mixer",
-    /// "router", "moe", "hidden", "final_norm") and layer (-1 outside). Values are [rows][width] in device memory.
-    using Observer = std::function<void(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width)>;
+    /// For tests and diagnosis: called with every intermediate result that all ranks hold whole, by name
+    /// ("embed", "mixer", "router", "moe", "hidden", "final_norm") and layer (-1 outside). Values are
+    /// [rows][width] in device memory.
+    using Observer = std::function<void(std::string_view name, int layer, const float* values,
+                                        std::int64_t rows, std::int64_t width)>;
     void observe(Observer observer) { observer_ = std::move(observer); }
     const Routes& routes() const { return routes_; }  ///< of the layer that ran last
 
@@ -64,12 +68,14 @@ private:
     const Weights& weights_;
     SequenceState& state_;
     std::size_t rank_;
-    std::optional<int> sole_;  ///< the rank that holds every row that is cut: the others follow and only take part in the logits' gather
+    std::optional<int> sole_;  ///< the rank that holds every row that is cut: the others follow and only take
+                               ///< part in the logits' gather
     std::int64_t max_rows_;
     std::vector<std::vector<Range>> mixer_columns_;  ///< [layer][rank], columns of the mixer's output
 
     DeviceArray<Row> rows_;
-    DeviceArray<float> streams_[3], normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, router_, shared_gate_, act_, shared_act_, logits_;
+    DeviceArray<float> streams_[3], normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, router_, shared_gate_,
+        act_, shared_act_, logits_;
     // The residual stream, what the current part of a layer adds to it, and their sum: streams_ in turns.
     float *x_ = nullptr, *part_ = nullptr, *sum_ = nullptr;
     DeviceArray<std::int32_t> expert_ids_;

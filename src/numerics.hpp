@@ -1,21 +1,22 @@
 // The arithmetic of the promise: the same bits on every CPU and GPU, for every cut.
 //
-// Everything here uses only operations that IEEE 754 rounds correctly (+ - * / sqrt fma, conversions) and exact
-// integer arithmetic, in one written order. Compile hosts with -ffp-contract=off and without -ffast-math, CUDA with
-// -fmad=false -prec-div=true -prec-sqrt=true -ftz=false; denormals are kept. An fma happens only where fma() is written.
-// Fast forms (SIMD, dp4a, GPU tiles) are held equal to these by tests, bit for bit.
+// Everything here uses only operations that IEEE 754 rounds correctly (+ - * / sqrt fma, conversions) and
+// exact integer arithmetic, in one written order. Compile hosts with -ffp-contract=off and without
+// -ffast-math, CUDA with -fmad=false -prec-div=true -prec-sqrt=true -ftz=false; denormals are kept. An fma
+// happens only where fma() is written. Fast forms (SIMD, dp4a, GPU tiles) are held equal to these by tests,
+// bit for bit.
 //
-// THE ORDER OF A DOT PRODUCT. K is taken in chunks of 32 contiguous elements, chunk values are added in rising order
-// into segments of 16 chunks (512 elements), segment values are added in rising order; every sum starts from +0.
-// Sums of squares, the delta rule's reads and attention over positions use the same order.
+// THE ORDER OF A DOT PRODUCT. K is taken in chunks of 32 contiguous elements, chunk values are added in
+// rising order into segments of 16 chunks (512 elements), segment values are added in rising order; every sum
+// starts from +0. Sums of squares, the delta rule's reads and attention over positions use the same order.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-// A source compiled for one instruction set defines FTMPI_HD as `static inline` first, so that the linker cannot give its
-// copy of a function to the rest of the program.
+// A source compiled for one instruction set defines FTMPI_HD as `static inline` first, so that the linker
+// cannot give its copy of a function to the rest of the program.
 #if defined(__CUDACC__)
 #define FTMPI_HD __host__ __device__ __forceinline__
 #elif !defined(FTMPI_HD)
@@ -24,13 +25,14 @@
 
 namespace ftmpi::num {
 
-inline constexpr int kChunk = 32;                ///< elements of a chunk
-inline constexpr int kSegment = 512;             ///< elements of a segment
-inline constexpr int kBlock = 128;               ///< columns under one scale of FP8 128x128
-inline constexpr int kAttentionPiece = 256;      ///< absolute positions merged as one piece by attention
-inline constexpr int kMaxCode = 32639;           ///< largest magnitude of a block fixed point activation: 127 * 256 + 127
-inline constexpr int kPlane = 256;               ///< a code is kPlane * high + low, both signed bytes
-inline constexpr int kNotFinite = 127;           ///< exponent of a block that holds an infinity or a NaN
+inline constexpr int kChunk = 32;            ///< elements of a chunk
+inline constexpr int kSegment = 512;         ///< elements of a segment
+inline constexpr int kBlock = 128;           ///< columns under one scale of FP8 128x128
+inline constexpr int kAttentionPiece = 256;  ///< absolute positions merged as one piece by attention
+inline constexpr int kMaxCode =
+    32639;                          ///< largest magnitude of a block fixed point activation: 127 * 256 + 127
+inline constexpr int kPlane = 256;  ///< a code is kPlane * high + low, both signed bytes
+inline constexpr int kNotFinite = 127;  ///< exponent of a block that holds an infinity or a NaN
 
 // ---- bits -------------------------------------------------------------------------------------------------
 
@@ -82,7 +84,8 @@ FTMPI_HD float round_even(float x) {
     return (x + magic) - magic;
 }
 
-// ---- storage formats: decoding is exact, encoding rounds to nearest even and saturates ------------------------
+// ---- storage formats: decoding is exact, encoding rounds to nearest even and saturates
+// ------------------------
 
 FTMPI_HD float from_bf16(std::uint16_t b) { return float_of(static_cast<std::uint32_t>(b) << 16); }
 
@@ -106,11 +109,11 @@ FTMPI_HD std::uint8_t to_e4m3(float x) {
     const std::uint32_t u = bits_of(x), a = u & 0x7fffffffu, s = (u >> 24) & 0x80u;
     if (a > 0x7f800000u) return static_cast<std::uint8_t>(s | 0x7fu);
     if (a >= 0x43e00000u) return static_cast<std::uint8_t>(s | 0x7eu);  // 448 and beyond
-    if (a < 0x3c800000u) {                                            // below 2^-6: multiples of 2^-9
-        const float q = round_even(float_of(a) * 512.0f);             // 0..8; 8 is the code of 2^-6
+    if (a < 0x3c800000u) {                                              // below 2^-6: multiples of 2^-9
+        const float q = round_even(float_of(a) * 512.0f);               // 0..8; 8 is the code of 2^-6
         return static_cast<std::uint8_t>(s | static_cast<std::uint32_t>(q));
     }
-    const std::uint32_t r = (a + 0x7ffffu + ((a >> 20) & 1u)) >> 20;    // keep 3 fraction bits
+    const std::uint32_t r = (a + 0x7ffffu + ((a >> 20) & 1u)) >> 20;  // keep 3 fraction bits
     const std::uint32_t code = r - (120u << 3);
     return static_cast<std::uint8_t>(s | (code > 0x7eu ? 0x7eu : code));
 }
@@ -121,17 +124,19 @@ FTMPI_HD float from_e8m0(std::uint8_t b) {
     return b == 0 ? float_of(0x00400000u) : float_of(static_cast<std::uint32_t>(b) << 23);
 }
 
-/// Twice the value of an e2m1 code (0..15): 0 1 2 3 4 6 8 12 and their negatives. Element 2b is the low nibble of byte b.
+/// Twice the value of an e2m1 code (0..15): 0 1 2 3 4 6 8 12 and their negatives. Element 2b is the low
+/// nibble of byte b.
 FTMPI_HD int twice_e2m1(unsigned code) {
     const unsigned m = code & 7u;
     const int v = m < 4u ? static_cast<int>(m) : static_cast<int>((2u + (m & 1u)) << (m >> 1) >> 1);
     return code & 8u ? -v : v;
 }
 
-// ---- elementary functions ----------------------------------------------------------------------------------
-// Largest error against double, in units in the last place, held by tests/numerics_test.cpp: exp 1.01, log 0.94, log1p 2.4,
-// rsqrt 1.5, sigmoid 2.3, silu 2.3, softplus 2.7. Below -88.73 sigmoid and silu are 0 (less than 3e-37 is lost), and the
-// decay of the delta rule carries the relative error of its argument.
+// ---- elementary functions
+// ---------------------------------------------------------------------------------- Largest error against
+// double, in units in the last place, held by tests/numerics_test.cpp: exp 1.01, log 0.94, log1p 2.4,
+// rsqrt 1.5, sigmoid 2.3, silu 2.3, softplus 2.7. Below -88.73 sigmoid and silu are 0 (less than 3e-37 is
+// lost), and the decay of the delta rule carries the relative error of its argument.
 
 /// e^x; 0 below -104, +inf above 88.73, NaN for NaN.
 FTMPI_HD float exp(float x) {
@@ -139,7 +144,7 @@ FTMPI_HD float exp(float x) {
     if (x > 88.73f) return float_of(0x7f800000u);
     if (x < -104.0f) return 0.0f;
     const float n = round_even(x * 1.44269502f);
-    float r = fma(n, -0.693145752f, x);    // ln 2 in two parts, the first with trailing zeros: n * hi is exact
+    float r = fma(n, -0.693145752f, x);  // ln 2 in two parts, the first with trailing zeros: n * hi is exact
     r = fma(n, -1.42860677e-6f, r);
     float p = fma(r, 0.001381446490995586f, 0.008368780836462975f);
     p = fma(p, r, 0.04166839271783829f);
@@ -190,11 +195,11 @@ FTMPI_HD float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 FTMPI_HD float silu(float x) { return x / (1.0f + exp(-x)); }
 FTMPI_HD float softplus(float x) { return x > 20.0f ? x : log1p(exp(x)); }
 
-// ---- sums in the one order ---------------------------------------------------------------------------------
+// ---- sums in the one order
+// ---------------------------------------------------------------------------------
 
 /// The order itself: chunk(k0, n) gives the value of elements [k0, k0 + n), n <= 32.
-template <class Chunk>
-FTMPI_HD float ordered_sum(std::int64_t count, Chunk chunk) {
+template <class Chunk> FTMPI_HD float ordered_sum(std::int64_t count, Chunk chunk) {
     float total = 0.0f;
     for (std::int64_t s = 0; s < count; s += kSegment) {
         const std::int64_t end = s + kSegment < count ? s + kSegment : count;
@@ -207,8 +212,7 @@ FTMPI_HD float ordered_sum(std::int64_t count, Chunk chunk) {
 }
 
 /// A chunk of a(k) * b(k): an fma chain from +0 in rising k.
-template <class A, class B>
-FTMPI_HD float fma_chunk(std::int64_t k0, int n, A a, B b) {
+template <class A, class B> FTMPI_HD float fma_chunk(std::int64_t k0, int n, A a, B b) {
     float c = 0.0f;
     for (int i = 0; i < n; ++i) c = fma(a(k0 + i), b(k0 + i), c);
     return c;
@@ -216,7 +220,8 @@ FTMPI_HD float fma_chunk(std::int64_t k0, int n, A a, B b) {
 
 FTMPI_HD float dot(const float* a, const float* b, std::int64_t count) {
     return ordered_sum(count, [=](std::int64_t k0, int n) {
-        return fma_chunk(k0, n, [=](std::int64_t k) { return a[k]; }, [=](std::int64_t k) { return b[k]; });
+        return fma_chunk(
+            k0, n, [=](std::int64_t k) { return a[k]; }, [=](std::int64_t k) { return b[k]; });
     });
 }
 
@@ -234,19 +239,22 @@ FTMPI_HD float sum_of_squares(const float* x, std::int64_t count) { return dot(x
 /// BF16 weights. The row's result; no scale.
 FTMPI_HD float dot_bf16(const std::uint16_t* w, const float* x, std::int64_t count) {
     return ordered_sum(count, [=](std::int64_t k0, int n) {
-        return fma_chunk(k0, n, [=](std::int64_t k) { return from_bf16(w[k]); }, [=](std::int64_t k) { return x[k]; });
+        return fma_chunk(
+            k0, n, [=](std::int64_t k) { return from_bf16(w[k]); }, [=](std::int64_t k) { return x[k]; });
     });
 }
 
 /// e4m3 weights with one multiplier for the row, applied once at the end.
 FTMPI_HD float dot_fp8_row(const std::uint8_t* w, float multiplier, const float* x, std::int64_t count) {
     return multiplier * ordered_sum(count, [=](std::int64_t k0, int n) {
-        return fma_chunk(k0, n, [=](std::int64_t k) { return from_e4m3(w[k]); }, [=](std::int64_t k) { return x[k]; });
-    });
+               return fma_chunk(
+                   k0, n, [=](std::int64_t k) { return from_e4m3(w[k]); },
+                   [=](std::int64_t k) { return x[k]; });
+           });
 }
 
-/// e4m3 weights with a scale per 128 columns: the sum of a block's (up to) 4 chunks, from +0 in rising order, enters the
-/// segment as segment = fma(block sum, scale, segment).
+/// e4m3 weights with a scale per 128 columns: the sum of a block's (up to) 4 chunks, from +0 in rising order,
+/// enters the segment as segment = fma(block sum, scale, segment).
 FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const float* x, std::int64_t count) {
     float total = 0.0f;
     for (std::int64_t s = 0; s < count; s += kSegment) {
@@ -255,9 +263,10 @@ FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const f
         for (std::int64_t b = s; b < end; b += kBlock) {
             float block = 0.0f;
             for (std::int64_t k = b; k < end && k < b + kBlock; k += kChunk)
-                block = block + fma_chunk(k, static_cast<int>(end - k < kChunk ? end - k : kChunk),
-                                          [=](std::int64_t i) { return from_e4m3(w[i]); },
-                                          [=](std::int64_t i) { return x[i]; });
+                block = block + fma_chunk(
+                                    k, static_cast<int>(end - k < kChunk ? end - k : kChunk),
+                                    [=](std::int64_t i) { return from_e4m3(w[i]); },
+                                    [=](std::int64_t i) { return x[i]; });
             segment = fma(block, scales[b / kBlock], segment);
         }
         total = total + segment;
@@ -265,11 +274,13 @@ FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const f
     return total;
 }
 
-// ---- block fixed point activations for the 4-bit formats ------------------------------------------------------
+// ---- block fixed point activations for the 4-bit formats
+// ------------------------------------------------------
 
-/// Exponent e of a block of 32 activations: x is taken as q * 2^e with |q| <= 32639. `amax_bits` is the largest of the
-/// values' bits without sign (an integer maximum). An all-zero block has e = 0; e stays within [-100, 114]. A block with an
-/// infinity or a NaN is marked: its codes are 0 and its chunk is NaN, so that no such value is lost in the integers.
+/// Exponent e of a block of 32 activations: x is taken as q * 2^e with |q| <= 32639. `amax_bits` is the
+/// largest of the values' bits without sign (an integer maximum). An all-zero block has e = 0; e stays within
+/// [-100, 114]. A block with an infinity or a NaN is marked: its codes are 0 and its chunk is NaN, so that no
+/// such value is lost in the integers.
 FTMPI_HD int block_exponent(std::uint32_t amax_bits) {
     if (amax_bits == 0) return 0;
     if (amax_bits >= 0x7f800000u) return kNotFinite;
@@ -291,7 +302,8 @@ FTMPI_HD int block_code(float x, float inverse) {
 FTMPI_HD int plane_high(int q) { return (q + kPlane / 2) >> 8; }
 FTMPI_HD int plane_low(int q) { return q - kPlane * plane_high(q); }
 
-/// Quantizes `count` activations: q has count rounded up to 32 entries (the rest 0), exponents one entry per 32.
+/// Quantizes `count` activations: q has count rounded up to 32 entries (the rest 0), exponents one entry
+/// per 32.
 FTMPI_HD void quantize_blocks(const float* x, std::int64_t count, std::int16_t* q, std::int8_t* exponents) {
     for (std::int64_t k0 = 0; k0 < count; k0 += kChunk) {
         std::uint32_t amax = 0;
@@ -303,45 +315,52 @@ FTMPI_HD void quantize_blocks(const float* x, std::int64_t count, std::int16_t* 
         exponents[k0 / kChunk] = static_cast<std::int8_t>(e);
         const float inverse = e == kNotFinite ? 0.0f : pow2(-e);
         for (std::int64_t k = k0; k < k0 + kChunk; ++k)
-            q[k] = k < count && e != kNotFinite ? static_cast<std::int16_t>(block_code(x[k], inverse)) : std::int16_t{0};
+            q[k] = k < count && e != kNotFinite ? static_cast<std::int16_t>(block_code(x[k], inverse))
+                                                : std::int16_t{0};
     }
 }
 
-/// The value of one chunk of an NVFP4 row from its two exact group sums (of twice the weight times q), their scales and the
-/// activation exponent. A chunk with one group passes 0 for the second.
+/// The value of one chunk of an NVFP4 row from its two exact group sums (of twice the weight times q), their
+/// scales and the activation exponent. A chunk with one group passes 0 for the second.
 FTMPI_HD float nvfp4_chunk(int sum0, float scale0, int sum1, float scale1, int e) {
     return fma(static_cast<float>(sum1), scale1, static_cast<float>(sum0) * scale0) * block_unit(e);
 }
 
-FTMPI_HD float mxfp4_chunk(int sum, float scale, int e) { return (static_cast<float>(sum) * scale) * block_unit(e); }
+FTMPI_HD float mxfp4_chunk(int sum, float scale, int e) {
+    return (static_cast<float>(sum) * scale) * block_unit(e);
+}
 
 /// Exact sum over [k0, k0 + n) of twice_e2m1(code) * q; n <= 32, so |sum| < 2^24.
 FTMPI_HD int group_sum(const std::uint8_t* codes, const std::int16_t* q, std::int64_t k0, int n) {
     int sum = 0;
-    for (std::int64_t k = k0; k < k0 + n; ++k) sum += twice_e2m1((codes[k / 2] >> (4 * (k & 1))) & 15u) * q[k];
+    for (std::int64_t k = k0; k < k0 + n; ++k)
+        sum += twice_e2m1((codes[k / 2] >> (4 * (k & 1))) & 15u) * q[k];
     return sum;
 }
 
-/// NVFP4 row: codes two to a byte, an e4m3 scale per 16 columns, the multiplier once at the end. count is a multiple of 16.
-FTMPI_HD float dot_nvfp4(const std::uint8_t* codes, const std::uint8_t* scales, float multiplier, const std::int16_t* q,
-                         const std::int8_t* exponents, std::int64_t count) {
+/// NVFP4 row: codes two to a byte, an e4m3 scale per 16 columns, the multiplier once at the end. count is a
+/// multiple of 16.
+FTMPI_HD float dot_nvfp4(const std::uint8_t* codes, const std::uint8_t* scales, float multiplier,
+                         const std::int16_t* q, const std::int8_t* exponents, std::int64_t count) {
     return multiplier * ordered_sum(count, [=](std::int64_t k0, int n) {
-        const int sum1 = n > 16 ? group_sum(codes, q, k0 + 16, n - 16) : 0;
-        const float scale1 = n > 16 ? from_e4m3(scales[k0 / 16 + 1]) : 0.0f;
-        return nvfp4_chunk(group_sum(codes, q, k0, n < 16 ? n : 16), from_e4m3(scales[k0 / 16]), sum1, scale1,
-                           exponents[k0 / kChunk]);
-    });
+               const int sum1 = n > 16 ? group_sum(codes, q, k0 + 16, n - 16) : 0;
+               const float scale1 = n > 16 ? from_e4m3(scales[k0 / 16 + 1]) : 0.0f;
+               return nvfp4_chunk(group_sum(codes, q, k0, n < 16 ? n : 16), from_e4m3(scales[k0 / 16]), sum1,
+                                  scale1, exponents[k0 / kChunk]);
+           });
 }
 
 /// MXFP4 row: an e8m0 scale per 32 columns. count is even.
 FTMPI_HD float dot_mxfp4(const std::uint8_t* codes, const std::uint8_t* scales, const std::int16_t* q,
                          const std::int8_t* exponents, std::int64_t count) {
     return ordered_sum(count, [=](std::int64_t k0, int n) {
-        return mxfp4_chunk(group_sum(codes, q, k0, n), from_e8m0(scales[k0 / kChunk]), exponents[k0 / kChunk]);
+        return mxfp4_chunk(group_sum(codes, q, k0, n), from_e8m0(scales[k0 / kChunk]),
+                           exponents[k0 / kChunk]);
     });
 }
 
-// ---- the model's other steps, element by element ---------------------------------------------------------------
+// ---- the model's other steps, element by element
+// ---------------------------------------------------------------
 
 /// 1 / sqrt(mean + eps) of a vector with the given sum of squares.
 FTMPI_HD float rms_scale(float squares, std::int64_t width, float eps) {
@@ -358,24 +377,27 @@ FTMPI_HD float l2_scale(float squares) { return rsqrt(squares + 1e-6f); }
 FTMPI_HD float delta_query(float x, float scale, float inverse_root) { return (x * scale) * inverse_root; }
 
 /// 1/sqrt(dim), rounded once from double (sqrt and division are exact to the last bit everywhere).
-FTMPI_HD float inverse_root_of(int dim) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))); }
+FTMPI_HD float inverse_root_of(int dim) {
+    return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
+}
 
 /// Causal convolution of one channel: u(0) is the oldest input, u(taps - 1) the current token's.
-template <class U>
-FTMPI_HD float causal_conv(const float* w, int taps, U u) {
+template <class U> FTMPI_HD float causal_conv(const float* w, int taps, U u) {
     float c = w[0] * u(0);
     for (int j = 1; j < taps; ++j) c = fma(w[j], u(j), c);
     return c;
 }
 
 /// Decay of the delta rule: exp(-exp(A_log) * softplus(a + dt_bias)), in (0, 1].
-FTMPI_HD float delta_decay(float neg_exp_a, float a, float dt_bias) { return exp(neg_exp_a * softplus(a + dt_bias)); }
+FTMPI_HD float delta_decay(float neg_exp_a, float a, float dt_bias) {
+    return exp(neg_exp_a * softplus(a + dt_bias));
+}
 
 /// One token of the delta rule for one column j of a head's state, in the order decay, read, write, read.
-/// state points at S[0][j] and its rows are `stride` apart; k and q are normalised (q also scaled by 1/sqrt(key_dim)).
-/// Returns the output of column j.
-FTMPI_HD float delta_rule_column(float* state, std::int64_t stride, int key_dim, const float* k, const float* q, float v,
-                                 float beta, float decay) {
+/// state points at S[0][j] and its rows are `stride` apart; k and q are normalised (q also scaled by
+/// 1/sqrt(key_dim)). Returns the output of column j.
+FTMPI_HD float delta_rule_column(float* state, std::int64_t stride, int key_dim, const float* k,
+                                 const float* q, float v, float beta, float decay) {
     const float m = ordered_sum(key_dim, [=](std::int64_t k0, int n) {
         float c = 0.0f;
         for (int i = 0; i < n; ++i) {
@@ -398,15 +420,17 @@ FTMPI_HD float delta_rule_column(float* state, std::int64_t stride, int key_dim,
 }
 
 /// Output of the gated RMSNorm for one element: norm weight first, then silu of the gate z.
-FTMPI_HD float gated_norm(float o, float scale, float weight, float z) { return rms_apply(o, scale, weight) * silu(z); }
+FTMPI_HD float gated_norm(float o, float scale, float weight, float z) {
+    return rms_apply(o, scale, weight) * silu(z);
+}
 
 /// NeoX halves: the rotated pair (x_i, x_{i+half}).
 FTMPI_HD float rope_first(float a, float b, float cos, float sin) { return fma(a, cos, -(b * sin)); }
 FTMPI_HD float rope_second(float a, float b, float cos, float sin) { return fma(b, cos, a * sin); }
 
-/// Running merge of attention pieces. A piece of up to 256 positions has max m, weights p_i = exp(s_i - m), sum l of the
-/// p_i (in the one order, chunk = additions from +0) and, per column, out = sum of p_i * v_i (in the one order over positions).
-/// The first piece is taken as it is; later ones merge in rising order.
+/// Running merge of attention pieces. A piece of up to 256 positions has max m, weights p_i = exp(s_i - m),
+/// sum l of the p_i (in the one order, chunk = additions from +0) and, per column, out = sum of p_i * v_i (in
+/// the one order over positions). The first piece is taken as it is; later ones merge in rising order.
 struct Merge {
     float max;        ///< the larger maximum
     float old_scale;  ///< factor of what was there
@@ -427,18 +451,21 @@ FTMPI_HD float piece_max(const float* scores, int count) {
     return m;
 }
 
-/// Column of a piece's out: values points at the column in the piece's first position, positions are `stride` apart.
+/// Column of a piece's out: values points at the column in the piece's first position, positions are `stride`
+/// apart.
 FTMPI_HD float piece_column(const float* p, const float* values, std::int64_t stride, int count) {
     return ordered_sum(count, [=](std::int64_t k0, int n) {
-        return fma_chunk(k0, n, [=](std::int64_t k) { return p[k]; }, [=](std::int64_t k) { return values[k * stride]; });
+        return fma_chunk(
+            k0, n, [=](std::int64_t k) { return p[k]; }, [=](std::int64_t k) { return values[k * stride]; });
     });
 }
 
 /// Output of the attention for one column: the merged out over the merged l, times the gate.
 FTMPI_HD float attention_out(float out, float l, float gate) { return (out / l) * sigmoid(gate); }
 
-/// The experts of a row: the top_k largest logits, ties to the lower id. ids come out rising; a weight is exp(l - max) over
-/// the sum of these, added from +0 in rising id. A logit that is not finite makes every weight NaN, so that it shows.
+/// The experts of a row: the top_k largest logits, ties to the lower id. ids come out rising; a weight is
+/// exp(l - max) over the sum of these, added from +0 in rising id. A logit that is not finite makes every
+/// weight NaN, so that it shows.
 FTMPI_HD void route(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
     bool finite = true;
     for (int e = 0; e < experts; ++e) finite = finite && is_finite(logits[e]);
@@ -464,8 +491,8 @@ FTMPI_HD void route(const float* logits, int experts, int top_k, std::int32_t* i
     for (int i = 0; i < top_k; ++i) weights[i] = finite ? weights[i] / total : float_of(0x7fc00000u);
 }
 
-/// An expert's hidden value, and its share of the output (accumulated from +0 in rising id, the shared expert last with
-/// weight sigmoid(its gate)).
+/// An expert's hidden value, and its share of the output (accumulated from +0 in rising id, the shared expert
+/// last with weight sigmoid(its gate)).
 FTMPI_HD float expert_act(float gate, float up) { return silu(gate) * up; }
 FTMPI_HD float expert_add(float weight, float y, float acc) { return fma(weight, y, acc); }
 

@@ -15,19 +15,25 @@ namespace {
 namespace po = boost::program_options;
 using values::in_quotes;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) { throw Error(Exit::usage, what, hint); }
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
+    throw Error(Exit::usage, what, hint);
+}
 
-std::string suggestion(const std::string& meant) { return meant.empty() ? "" : "did you mean " + meant + "?"; }
+std::string suggestion(const std::string& meant) {
+    return meant.empty() ? "" : "did you mean " + meant + "?";
+}
 
 const CommandRow* find_command(const std::string& name) {
     const auto& table = command_table();
-    const auto found = std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.name == name; });
+    const auto found =
+        std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.name == name; });
     return found == table.end() ? nullptr : &*found;
 }
 
 const CommandRow& row_of(Command command) {
     const auto& table = command_table();
-    return *std::find_if(table.begin(), table.end(), [&](const CommandRow& row) { return row.command == command; });
+    return *std::find_if(table.begin(), table.end(),
+                         [&](const CommandRow& row) { return row.command == command; });
 }
 
 /// Those that do something, for suggestions.
@@ -48,40 +54,43 @@ std::string commands_of(unsigned where) {
 struct CommandLine {
     std::vector<Given> given;
     std::vector<std::string> positional;
-    bool after_option = false;      ///< what came last was an option
-    std::string stray, stray_hint;  ///< the first word that looks like a misplaced value, and how it was likely meant
+    bool after_option = false;  ///< what came last was an option
+    std::string stray,
+        stray_hint;  ///< the first word that looks like a misplaced value, and how it was likely meant
     bool help = false, version = false;
 };
 
-/// A word right behind an option that does not take it: a switch takes its value after '=', a list is one word.
+/// A word right behind an option that does not take it: a switch takes its value after '=', a list is one
+/// word.
 std::string hint_for_stray(const Given& before, const std::string& word) {
     const auto& row = *before.option;
     if (row.argument.empty() && (word == "on" || word == "off"))
         return "a switch takes its value after '=': --" + row.name + "=" + word;
-    if (row.argument.ends_with(",...")) return "the items of a list are joined by commas: --" + row.name + " " + before.value + "," + word;
+    if (row.argument.ends_with(",..."))
+        return "the items of a list are joined by commas: --" + row.name + " " + before.value + "," + word;
     return {};
 }
 
 po::options_description known_options() {
     po::options_description known;
     known.add_options()("help", "")("version", "");
-    for (const auto& row : option_table()) known.add_options()(row.name.c_str(), po::value<std::string>(), "");
+    for (const auto& row : option_table())
+        known.add_options()(row.name.c_str(), po::value<std::string>(), "");
     return known;
 }
 
 void add(const po::option& token, CommandLine& line) {
     if (token.position_key >= 0) {
         for (const auto& word : token.value)
-            if (line.after_option && line.stray_hint.empty()) line.stray_hint = hint_for_stray(line.given.back(), line.stray = word);
+            if (line.after_option && line.stray_hint.empty())
+                line.stray_hint = hint_for_stray(line.given.back(), line.stray = word);
         line.positional.insert(line.positional.end(), token.value.begin(), token.value.end());
         line.after_option = false;
         return;
     }
     line.after_option = false;
-    if (token.string_key == "help")
-        line.help = true;
-    else if (token.string_key == "version")
-        line.version = true;
+    if (token.string_key == "help") line.help = true;
+    else if (token.string_key == "version") line.version = true;
     else {
         const auto* option = find_option(token.string_key);
         const auto value = token.value.empty() ? std::string("on") : token.value.front();
@@ -95,12 +104,14 @@ void add(const po::option& token, CommandLine& line) {
     }
 }
 
-void split_piece(const std::vector<std::string>& piece, const po::options_description& known, CommandLine& line) {
+void split_piece(const std::vector<std::string>& piece, const po::options_description& known,
+                 CommandLine& line) {
     // No allow_guessing: a prefix that is unique today names something else after the next release.
     constexpr int style = po::command_line_style::allow_long | po::command_line_style::long_allow_adjacent |
                           po::command_line_style::long_allow_next;
     try {
-        for (const auto& token : po::command_line_parser(piece).options(known).style(style).run().options) add(token, line);
+        for (const auto& token : po::command_line_parser(piece).options(known).style(style).run().options)
+            add(token, line);
     } catch (const po::unknown_option& e) {
         auto name = e.get_option_name();
         name.erase(0, name.find_first_not_of('-'));
@@ -113,13 +124,12 @@ void split_piece(const std::vector<std::string>& piece, const po::options_descri
         name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
         if (e.kind() == po::invalid_syntax::extra_parameter) refuse("--" + name + " takes no value");
         refuse("--" + name + ": value missing or empty");
-    } catch (const po::error& e) {
-        refuse(std::string("command line: ") + e.what());
-    }
+    } catch (const po::error& e) { refuse(std::string("command line: ") + e.what()); }
 }
 
-/// Appends the argument at `at` and what stays together with it, an option's value; returns how many arguments that were. A switch is
-/// written out, --chat as --chat=on, or the parser would take the next word for its value.
+/// Appends the argument at `at` and what stays together with it, an option's value; returns how many
+/// arguments that were. A switch is written out, --chat as --chat=on, or the parser would take the next word
+/// for its value.
 std::size_t take(const std::vector<std::string>& arguments, std::size_t at, std::vector<std::string>& piece) {
     piece.push_back(arguments[at]);
     const auto* option = piece.back().rfind("--", 0) == 0 ? find_option(piece.back().substr(2)) : nullptr;
@@ -137,10 +147,12 @@ CommandLine split(const std::vector<std::string>& arguments) {
     CommandLine line;
     for (std::size_t begin = 0; begin < arguments.size();) {
         std::vector<std::string> piece;
-        while (begin < arguments.size() && piece.size() < most && arguments[begin] != "--") begin += take(arguments, begin, piece);
+        while (begin < arguments.size() && piece.size() < most && arguments[begin] != "--")
+            begin += take(arguments, begin, piece);
         split_piece(piece, known, line);
         if (begin < arguments.size() && arguments[begin] == "--") {  // ends the options
-            line.positional.insert(line.positional.end(), arguments.data() + begin + 1, arguments.data() + arguments.size());
+            line.positional.insert(line.positional.end(), arguments.data() + begin + 1,
+                                   arguments.data() + arguments.size());
             break;
         }
     }
@@ -151,19 +163,21 @@ void refuse_repeats(const std::vector<Given>& given) {
     for (std::size_t i = 0; i < given.size(); ++i)
         for (std::size_t j = 0; j < i && !(given[i].option->where & repeats); ++j)
             if (given[i].option == given[j].option)
-                refuse("--" + given[i].option->name + " is given twice (" + in_quotes(given[j].value) + " and " +
-                       in_quotes(given[i].value) + ")");
+                refuse("--" + given[i].option->name + " is given twice (" + in_quotes(given[j].value) +
+                       " and " + in_quotes(given[i].value) + ")");
 }
 
 bool holds(const std::vector<Given>& given, const std::string& name) {
     return std::any_of(given.begin(), given.end(), [&](const Given& g) { return g.option->name == name; });
 }
 
-/// The command line's values, and those of the job file that none of these replaces, by its name or as its rival.
+/// The command line's values, and those of the job file that none of these replaces, by its name or as its
+/// rival.
 std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
     static const std::vector<std::pair<std::string, std::string>> rivals = {
-        {"shares", "policy"},  {"policy", "shares"},         {"overwrite", "resume"},    {"resume", "overwrite"},    {"prompt", "prompts"},
-        {"prompts", "prompt"}, {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"},
+        {"shares", "policy"},         {"policy", "shares"},      {"overwrite", "resume"},
+        {"resume", "overwrite"},      {"prompt", "prompts"},     {"prompts", "prompt"},
+        {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"},
         {"bandwidth", "hardware"}};
     std::set<std::string> replaced;
     for (const auto& given : line) {
@@ -183,7 +197,8 @@ std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
 
 /// Of a job file only: the file of a run may be planned as it is.
 bool unused_in(unsigned command_bit, const Given& given) {
-    return command_bit == in_plan && !given.where.empty() && !(given.option->where & in_plan) && (given.option->where & in_run);
+    return command_bit == in_plan && !given.where.empty() && !(given.option->where & in_plan) &&
+           (given.option->where & in_run);
 }
 
 void apply(const Given& given, unsigned command_bit, Options& options) {
@@ -191,7 +206,8 @@ void apply(const Given& given, unsigned command_bit, Options& options) {
     // In a job file the name stands without dashes; the message shows what the reader will find there.
     const auto name = given.where + (given.where.empty() ? "--" : "") + row.name;
     if (!(row.where & command_bit) && !unused_in(command_bit, given))
-        refuse(name + " does not belong to `" + commands_of(command_bit) + "`", "it belongs to: " + commands_of(row.where));
+        refuse(name + " does not belong to `" + commands_of(command_bit) + "`",
+               "it belongs to: " + commands_of(row.where));
     if (given.value.empty()) refuse(name + (row.name == "prompt" ? ": empty prompt" : ": empty value"));
     try {
         row.set(options, given.value);
@@ -202,16 +218,19 @@ void apply(const Given& given, unsigned command_bit, Options& options) {
 
 void check_positional(Options& o, const CommandLine& line) {
     const auto count = o.files.size();
-    const bool takes_files = o.command == Command::verify || o.command == Command::recover || o.command == Command::inspect;
+    const bool takes_files =
+        o.command == Command::verify || o.command == Command::recover || o.command == Command::inspect;
     std::error_code error;
     if (!line.stray_hint.empty() && !(takes_files && std::filesystem::exists(line.stray, error)))
         refuse("unexpected argument " + in_quotes(line.stray), line.stray_hint);
     if (o.command == Command::verify && count != 2)
-        refuse("verify compares two result files, " + std::to_string(count) + " given", "ftmpi verify A.h5 B.h5");
+        refuse("verify compares two result files, " + std::to_string(count) + " given",
+               "ftmpi verify A.h5 B.h5");
     if (o.command == Command::recover && count != 1)
         refuse("recover takes one result file, " + std::to_string(count) + " given", "ftmpi recover OUT.h5");
     if (o.command == Command::inspect) {
-        if (count + (o.model.empty() ? 0 : 1) != 1) refuse("inspect takes one checkpoint directory", "ftmpi inspect DIR");
+        if (count + (o.model.empty() ? 0 : 1) != 1)
+            refuse("inspect takes one checkpoint directory", "ftmpi inspect DIR");
         if (count == 1) o.model = o.files.front();
     }
     if (!takes_files) {
@@ -219,10 +238,11 @@ void check_positional(Options& o, const CommandLine& line) {
         const auto& first = o.files.front();
         if (find_command(first)) refuse("the command " + first + " must be the first argument");
         const auto meant = values::nearest(first, command_names());
-        refuse("unexpected argument " + in_quotes(first), !meant.empty()              ? "did you mean the command " + meant + "?"
-                                                          : o.model.empty()           ? "the checkpoint is given as --model DIR"
-                                                          : o.command == Command::run ? "a prompt is given as --prompt TEXT"
-                                                                                      : "ftmpi --help lists all options");
+        refuse("unexpected argument " + in_quotes(first),
+               !meant.empty()              ? "did you mean the command " + meant + "?"
+               : o.model.empty()           ? "the checkpoint is given as --model DIR"
+               : o.command == Command::run ? "a prompt is given as --prompt TEXT"
+                                           : "ftmpi --help lists all options");
     }
     for (const auto& file : o.files)
         if (file.empty()) refuse("empty file name");
@@ -240,7 +260,8 @@ void check_together(const Options& o, const std::vector<Given>& given) {
     if (holds(given, "thinking") && !o.chat) refuse("--thinking needs --chat");
     for (const char* name : {"top-k", "top-p"})
         if (holds(given, name) && !holds(given, "temperature"))
-            refuse(std::string("--") + name + " needs --temperature", "without it the likeliest token is taken and nothing is sampled");
+            refuse(std::string("--") + name + " needs --temperature",
+                   "without it the likeliest token is taken and nothing is sampled");
     for (const char* name : {"memory-limit", "bandwidth"})
         if (!o.hardware.empty() && holds(given, name))
             refuse(std::string("--hardware and --") + name + " exclude each other",
@@ -250,12 +271,9 @@ void check_together(const Options& o, const std::vector<Given>& given) {
 std::string escaped(const std::string& text) {
     std::string out;
     for (const char c : text) {
-        if (c == '\n')
-            out += "\\n";
-        else if (c == '\\')
-            out += "\\\\";
-        else
-            out += c;
+        if (c == '\n') out += "\\n";
+        else if (c == '\\') out += "\\\\";
+        else out += c;
     }
     return out;
 }
@@ -297,7 +315,8 @@ Options parse_options(int argc, const char* const* argv) {
     options.argv.assign(argv, argv + argc);
     std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
     const CommandRow* command = nullptr;
-    if (!arguments.empty() && (arguments.front() == "-h" || arguments.front() == "--help")) arguments.front() = "help";
+    if (!arguments.empty() && (arguments.front() == "-h" || arguments.front() == "--help"))
+        arguments.front() = "help";
     if (!arguments.empty() && (command = find_command(arguments.front()))) arguments.erase(arguments.begin());
 
     auto line = split(arguments);
@@ -329,7 +348,9 @@ Options parse_options(int argc, const char* const* argv) {
     auto given = merge(line.given, job);
     Options unused;  // so that what is wrong in the file of a run is found before the run
     for (const auto& one : given) apply(one, command->bit, unused_in(command->bit, one) ? unused : options);
-    given.erase(std::remove_if(given.begin(), given.end(), [&](const Given& one) { return unused_in(command->bit, one); }), given.end());
+    given.erase(std::remove_if(given.begin(), given.end(),
+                               [&](const Given& one) { return unused_in(command->bit, one); }),
+                given.end());
     if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
     options.max_tokens_asked = holds(given, "max-tokens");
     options.files = line.positional;
@@ -348,18 +369,23 @@ std::string help_text() {
     const Options defaults;
     std::string group;
     for (const auto& row : option_table()) {
-        if (row.group != group) out += "\n" + (group = row.group) + " (" + commands_of(row.group_where) + ")\n";
+        if (row.group != group)
+            out += "\n" + (group = row.group) + " (" + commands_of(row.group_where) + ")\n";
         auto text = row.text;
-        if (const auto value = row.get(defaults); !value.empty() && !row.argument.empty()) text += " [default " + value + "]";
+        if (const auto value = row.get(defaults); !value.empty() && !row.argument.empty())
+            text += " [default " + value + "]";
         if (const auto where = row.where & in_all; where != row.group_where)
             text += where == in_all ? std::string(" [every command]") : " [" + commands_of(where) + "]";
         two_columns(out, "--" + row.name + (row.argument.empty() ? "" : " " + row.argument), text, 32);
     }
     out +=
-        "\nSwitches may be undone: --NAME=off. A job file holds the same names as `key = value` lines: values\n"
-        "are literal, a line that starts with # is a comment, switches are on or off, `command = plan` names\n"
+        "\nSwitches may be undone: --NAME=off. A job file holds the same names as `key = value` lines: "
+        "values\n"
+        "are literal, a line that starts with # is a comment, switches are on or off, `command = plan` "
+        "names\n"
         "the command. Paths in it are relative to the current directory, as on the command line. A value on\n"
-        "the command line replaces that of the job file; --prompt or --prompts replaces all its prompts, and\n"
+        "the command line replaces that of the job file; --prompt or --prompts replaces all its prompts, "
+        "and\n"
         "--hardware its memory-limit and bandwidth. plan takes the job file of a run: what only a run needs\n"
         "is checked and not used.\n";
     return out;

@@ -26,12 +26,12 @@ std::string card_name(std::uint64_t bytes, double gb_per_s) {
 std::string size_hint(const std::string& bare) {
     if (bare.empty()) return {};
     const auto n = std::stoull(bare);
-    return std::to_string(n) + " is " + counted(n, "byte") + "; " + std::to_string(n) + (n < 1024 ? "GiB?" : "MiB?");
+    return std::to_string(n) + " is " + counted(n, "byte") + "; " + std::to_string(n) +
+           (n < 1024 ? "GiB?" : "MiB?");
 }
 
 /// One value for all ranks or one a rank.
-template <class T>
-T value_of(const std::vector<T>& values, std::size_t rank, T none) {
+template <class T> T value_of(const std::vector<T>& values, std::size_t rank, T none) {
     if (values.empty()) return none;
     return values.size() == 1 ? values[0] : values[rank];
 }
@@ -46,9 +46,9 @@ PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& 
     request.context = options.context;
     request.slots = options.batch;
     request.kv = options.kv;
-    request.prefill_rows = options.prefill_chunk     ? options.prefill_chunk
+    request.prefill_rows = options.prefill_chunk                   ? options.prefill_chunk
                            : options.backend == BackendChoice::cpu ? kPrefillRowsCpu
-                                                                     : kPrefillRowsGpu;
+                                                                   : kPrefillRowsGpu;
     request.embedding_on_host = options.embedding_on_host.value_or(true);
     if (options.command == Command::bench) request.slots_hint = "smaller --batches need less";
     request.size_hint = size_hint(options.bare_size);
@@ -61,7 +61,8 @@ ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest 
     request.embedding_on_host = false;
     try {
         ShardPlan with_table = make_plan(sizes, request);
-        if (with_table.context == plan.context && with_table.given == plan.given && with_table.out_replicated == plan.out_replicated)
+        if (with_table.context == plan.context && with_table.given == plan.given &&
+            with_table.out_replicated == plan.out_replicated)
             return with_table;
     } catch (const Error& error) {
         if (error.code() != Exit::does_not_fit) throw;
@@ -73,7 +74,8 @@ ShardPlan plan_for(const Options& options, const ModelSizes& sizes, PlanRequest 
                    const std::vector<std::int64_t>& contexts) {
     std::optional<ShardPlan> best;
     // By halves, the longest first: that is the one in nearly every run.
-    for (std::size_t low = 0, high = contexts.size(), at = high - 1; low < high; at = low + (high - low) / 2) {
+    for (std::size_t low = 0, high = contexts.size(), at = high - 1; low < high;
+         at = low + (high - low) / 2) {
         request.context = contexts[at];
         try {
             best = plan_for(options, sizes, request, on_gpus);
@@ -104,14 +106,17 @@ std::vector<RankMemory> ranks_of(const Options& options) {
     }
     if (options.memory_limit.empty())
         throw Error(Exit::usage, "plan needs to know the hardware",
-                    "for example --hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank), or --memory-limit 24GiB,16GiB alone");
-    const auto count = std::max({options.memory_limit.size(), options.bandwidth.size(), options.shares.size()});
+                    "for example --hardware 24GiB@1008,16GiB@288 (memory@GB/s of each rank), or "
+                    "--memory-limit 24GiB,16GiB alone");
+    const auto count =
+        std::max({options.memory_limit.size(), options.bandwidth.size(), options.shares.size()});
     for (const auto n : {options.memory_limit.size(), options.bandwidth.size()})
         if (n > 1 && n != count)
             throw Error(Exit::usage,
                         "--memory-limit, --bandwidth and --shares name different numbers of ranks: " +
-                            std::to_string(options.memory_limit.size()) + ", " + std::to_string(options.bandwidth.size()) +
-                            " and " + std::to_string(options.shares.size()),
+                            std::to_string(options.memory_limit.size()) + ", " +
+                            std::to_string(options.bandwidth.size()) + " and " +
+                            std::to_string(options.shares.size()),
                         "give one value for all ranks or one a rank");
     for (std::size_t r = 0; r < count; ++r)
         add(value_of<std::uint64_t>(options.memory_limit, r, 0), value_of<double>(options.bandwidth, r, 0));
@@ -119,7 +124,8 @@ std::vector<RankMemory> ranks_of(const Options& options) {
 }
 
 int plan_command(const Options& options, const ModelSizes& sizes) {
-    const auto plan = plan_for(options, sizes, plan_request(options, ranks_of(options)), options.backend != BackendChoice::cpu);
+    const auto plan = plan_for(options, sizes, plan_request(options, ranks_of(options)),
+                               options.backend != BackendChoice::cpu);
     const auto text = options.json ? plan_json(sizes, plan) : plan_table(sizes, plan);
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
         throw Error(Exit::failure, "the plan could not be written to standard output");

@@ -5,7 +5,8 @@
 
 namespace ftmpi {
 
-/// Makes each named FILE.h5 from FILE.h5.journal and says on stdout how many requests were recovered and what was left out.
+/// Makes each named FILE.h5 from FILE.h5.journal and says on stdout how many requests were recovered and what
+/// was left out.
 int recover_command(const Options& options);
 
 }  // namespace ftmpi

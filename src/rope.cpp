@@ -7,8 +7,8 @@
 namespace ftmpi {
 namespace {
 
-// Double precision by IEEE operations alone (std::sqrt, std::fma, frexp and ldexp are exact or correctly rounded), because
-// pow, sin and cos of C libraries differ in last bits from version to version.
+// Double precision by IEEE operations alone (std::sqrt, std::fma, frexp and ldexp are exact or correctly
+// rounded), because pow, sin and cos of C libraries differ in last bits from version to version.
 
 double natural_log(double x) {
     int e = 0;
@@ -44,10 +44,22 @@ void cos_sin(double a, double& c, double& s) {
     }
     sine *= r;
     switch (static_cast<std::int64_t>(n) & 3) {
-        case 0: c = cosine; s = sine; break;
-        case 1: c = -sine; s = cosine; break;
-        case 2: c = -cosine; s = -sine; break;
-        default: c = sine; s = -cosine; break;
+        case 0:
+            c = cosine;
+            s = sine;
+            break;
+        case 1:
+            c = -sine;
+            s = cosine;
+            break;
+        case 2:
+            c = -cosine;
+            s = -sine;
+            break;
+        default:
+            c = sine;
+            s = -cosine;
+            break;
     }
 }
 
@@ -63,7 +75,8 @@ std::vector<float> inverse_frequencies(double theta, int rotary_dim) {
     return f;
 }
 
-void rope_table(double theta, int rotary_dim, std::int64_t positions, std::vector<float>& cos, std::vector<float>& sin) {
+void rope_table(double theta, int rotary_dim, std::int64_t positions, std::vector<float>& cos,
+                std::vector<float>& sin) {
     const auto f = inverse_frequencies(theta, rotary_dim);
     cos.resize(static_cast<std::size_t>(positions) * f.size());
     sin.resize(cos.size());

@@ -18,20 +18,28 @@
 namespace ftmpi {
 namespace {
 
-/// The prompts, tokenized. Their token counts decide how large a context the plan should hold. One that cannot fit whatever its
-/// tokens are is refused by its length: hundreds of megabytes in a line are not worth the wait.
-std::vector<Request> requests_of(const Options& options, const std::vector<PromptText>& prompts, const Engine& engine) {
+/// The prompts, tokenized. Their token counts decide how large a context the plan should hold. One that
+/// cannot fit whatever its tokens are is refused by its length: hundreds of megabytes in a line are not worth
+/// the wait.
+std::vector<Request> requests_of(const Options& options, const std::vector<PromptText>& prompts,
+                                 const Engine& engine) {
     std::vector<Request> requests;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         const PromptText& p = prompts[i];
-        Request r{.index = static_cast<std::int64_t>(i), .id = p.id, .prompt = p.text, .ids = p.ids,
-                  .max_tokens = p.max_tokens.value_or(options.max_tokens), .refused = {}};
-        const std::string which = p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
+        Request r{.index = static_cast<std::int64_t>(i),
+                  .id = p.id,
+                  .prompt = p.text,
+                  .ids = p.ids,
+                  .max_tokens = p.max_tokens.value_or(options.max_tokens),
+                  .refused = {}};
+        const std::string which =
+            p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
         const auto limit = options.context ? options.context : engine.config().max_positions;
         const auto bytes = (options.chat ? trim_as_chat(p.text) : std::string_view(p.text)).size();
         if (const auto least = engine.tokenizer().least_tokens(bytes); least >= limit) {
-            r.refused = "a prompt of " + counted(bytes, "byte") + " is at least " + counted(static_cast<std::uint64_t>(least), "token") +
-                        ", the context holds " + std::to_string(limit);
+            r.refused = "a prompt of " + counted(bytes, "byte") + " is at least " +
+                        counted(static_cast<std::uint64_t>(least), "token") + ", the context holds " +
+                        std::to_string(limit);
             requests.push_back(std::move(r));
             continue;
         }
@@ -41,7 +49,8 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
         if (r.ids.empty()) throw Error(Exit::bad_input, which + " has no tokens: empty prompt");
         for (auto id : r.ids)
             if (id < 0 || id >= engine.config().vocab || !engine.tokenizer().has(id))
-                throw Error(Exit::bad_input, which + ": token id " + std::to_string(id) + " is not in the vocabulary of " +
+                throw Error(Exit::bad_input, which + ": token id " + std::to_string(id) +
+                                                 " is not in the vocabulary of " +
                                                  std::to_string(engine.tokenizer().end()) + " ids");
         requests.push_back(std::move(r));
     }
@@ -49,26 +58,32 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
 }
 
 /// A request's new tokens were asked for, by the prompt or the command line, and are not only the default.
-bool asked_for_tokens(const Options& options, const PromptText& prompt) { return options.max_tokens_asked || prompt.max_tokens.has_value(); }
+bool asked_for_tokens(const Options& options, const PromptText& prompt) {
+    return options.max_tokens_asked || prompt.max_tokens.has_value();
+}
 
-/// Refuses requests that the context cannot hold, with the numbers and what would help; the others go on. A prompt must leave
-/// room for a token. The answer may end at the context where that was asked for with --context, or where nobody asked for so many tokens.
-void refuse_too_long(std::vector<Request>& requests, const Options& options, const std::vector<PromptText>& prompts, const ShardPlan& plan,
+/// Refuses requests that the context cannot hold, with the numbers and what would help; the others go on. A
+/// prompt must leave room for a token. The answer may end at the context where that was asked for with
+/// --context, or where nobody asked for so many tokens.
+void refuse_too_long(std::vector<Request>& requests, const Options& options,
+                     const std::vector<PromptText>& prompts, const ShardPlan& plan,
                      std::int64_t model_context) {
     for (Request& r : requests) {
         if (!r.refused.empty()) continue;
         const auto n = static_cast<std::int64_t>(r.ids.size()), needed = n + r.max_tokens;
         const bool prompt_fits = n < plan.context;
-        const bool may_end_early = options.context != 0 || !asked_for_tokens(options, prompts[static_cast<std::size_t>(r.index)]);
+        const bool may_end_early =
+            options.context != 0 || !asked_for_tokens(options, prompts[static_cast<std::size_t>(r.index)]);
         if (prompt_fits && (may_end_early || needed <= plan.context)) continue;
         r.refused = "needs " + counted(r.ids.size(), "prompt token") + " and " +
-                    counted(static_cast<std::uint64_t>(r.max_tokens), "new one") + ", " + std::to_string(needed) +
-                    " in all; the context holds " + std::to_string(plan.context);
+                    counted(static_cast<std::uint64_t>(r.max_tokens), "new one") + ", " +
+                    std::to_string(needed) + " in all; the context holds " + std::to_string(plan.context);
         std::string help;
         const auto add = [&](const std::string& way) { help += (help.empty() ? "; " : " or ") + way; };
         if (plan.context >= model_context) r.refused += ", all that the model was made for";
         if (prompt_fits) add("--max-tokens " + std::to_string(plan.context - n));
-        if (options.context != 0 && needed <= std::min(model_context, plan.context_capacity)) add("--context " + std::to_string(needed));
+        if (options.context != 0 && needed <= std::min(model_context, plan.context_capacity))
+            add("--context " + std::to_string(needed));
         if (plan.context < model_context && needed > plan.context_capacity) {
             if (plan.slots > 1) add("a smaller --batch");
             if (size_of(plan.kv) > 1) add("--kv fp8");
@@ -107,11 +122,16 @@ struct Tally {
         if (r.prefill_seconds > 0) prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
         output_tokens += static_cast<std::int64_t>(r.output_ids.size());
         prefill_seconds += r.prefill_seconds;
-        if (!r.step_seconds.empty()) steps.insert(steps.end(), r.step_seconds.begin() + 1, r.step_seconds.end());
+        if (!r.step_seconds.empty())
+            steps.insert(steps.end(), r.step_seconds.begin() + 1, r.step_seconds.end());
     }
     SessionFigures figures() const {
-        return {requests,        prompt_tokens, output_tokens,
-                prefill_seconds, decode_seconds > 0 ? static_cast<double>(decoded) / decode_seconds : 0, median(steps)};
+        return {requests,
+                prompt_tokens,
+                output_tokens,
+                prefill_seconds,
+                decode_seconds > 0 ? static_cast<double>(decoded) / decode_seconds : 0,
+                median(steps)};
     }
 };
 
@@ -131,7 +151,8 @@ SummaryRecord summary_of(const Tally& t, const Engine& engine, double wall_secon
     }
     for (std::size_t r = 0; r < engine.reads().size(); ++r) {
         put("rank" + std::to_string(r) + "_checkpoint_cut_bytes", static_cast<double>(engine.reads()[r].cut));
-        put("rank" + std::to_string(r) + "_checkpoint_replicated_bytes", static_cast<double>(engine.reads()[r].replicated));
+        put("rank" + std::to_string(r) + "_checkpoint_replicated_bytes",
+            static_cast<double>(engine.reads()[r].replicated));
     }
     return s;
 }
@@ -142,18 +163,24 @@ Exit run_command(const Options& options, mpi::Session& session) {
     const bool root = session.rank() == 0;
     const auto begin = std::chrono::steady_clock::now();
     std::vector<PromptText> prompts;
-    session.agree("options", [&] {
-        if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
-        prompts = read_prompts(options);
-    }, true);
+    session.agree(
+        "options",
+        [&] {
+            if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
+            prompts = read_prompts(options);
+        },
+        true);
 
     Engine engine(options, session);
     std::vector<Request> requests;
-    session.agree("prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
-    session.require_equal("prompts", "prompts", prompts_digest(requests) + (options.max_tokens_asked ? " with --max-tokens" : ""));
+    session.agree(
+        "prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
+    session.require_equal("prompts", "prompts",
+                          prompts_digest(requests) + (options.max_tokens_asked ? " with --max-tokens" : ""));
     std::vector<std::int64_t> lengths;
     for (const Request& r : requests)
-        if (const auto n = static_cast<std::int64_t>(r.ids.size()); r.refused.empty() && n < engine.config().max_positions)
+        if (const auto n = static_cast<std::int64_t>(r.ids.size());
+            r.refused.empty() && n < engine.config().max_positions)
             lengths.push_back(n + r.max_tokens);
     engine.plan(lengths);
     refuse_too_long(requests, options, prompts, engine.shard_plan(), engine.config().max_positions);
@@ -161,22 +188,29 @@ Exit run_command(const Options& options, mpi::Session& session) {
     Screen screen(options, root, requests.size());
     screen.plan(engine);
 
-    // The result file is checked before any weight is read, so that an hour of work cannot end at a read-only folder.
+    // The result file is checked before any weight is read, so that an hour of work cannot end at a read-only
+    // folder.
     std::unique_ptr<ResultFile> results;
     std::string finished_text;
     bool nothing_left = false;  // known to rank 0
     const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
-    session.agree("results", [&] {
-        if (!root) return;
-        results = std::make_unique<ResultFile>(output_of(options, "ftmpi"), record_of(engine, prompts_digest(requests), std::ssize(requests), start),
-                                               options.resume      ? ResultFile::Existing::resume
-                                               : options.overwrite ? ResultFile::Existing::overwrite
-                                                                   : ResultFile::Existing::refuse);
-        if (!results->warning().empty()) std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
-        nothing_left = results->nothing_left();
-        finished_text = std::to_string(results->failed_before()) + "\n";
-        for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
-    }, true);
+    session.agree(
+        "results",
+        [&] {
+            if (!root) return;
+            results = std::make_unique<ResultFile>(
+                output_of(options, "ftmpi"),
+                record_of(engine, prompts_digest(requests), std::ssize(requests), start),
+                options.resume      ? ResultFile::Existing::resume
+                : options.overwrite ? ResultFile::Existing::overwrite
+                                    : ResultFile::Existing::refuse);
+            if (!results->warning().empty())
+                std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
+            nothing_left = results->nothing_left();
+            finished_text = std::to_string(results->failed_before()) + "\n";
+            for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
+        },
+        true);
     std::vector<bool> done(requests.size(), false);
     std::int64_t failed = 0;  // of the whole run, earlier sessions too: the exit code is about the result
     {
@@ -190,42 +224,48 @@ Exit run_command(const Options& options, mpi::Session& session) {
     // What is refused ends before any work, so that nobody waits hours for it.
     Tally tally;
     std::vector<Request> open;
-    session.agree("results", [&] {
-        for (const Request& r : requests) {
-            if (done[static_cast<std::size_t>(r.index)]) continue;
-            if (r.refused.empty()) {
-                open.push_back(r);
-                continue;
+    session.agree(
+        "results",
+        [&] {
+            for (const Request& r : requests) {
+                if (done[static_cast<std::size_t>(r.index)]) continue;
+                if (r.refused.empty()) {
+                    open.push_back(r);
+                    continue;
+                }
+                ++failed;
+                if (!root) continue;
+                RequestRecord record;
+                record.index = r.index;
+                record.id = r.id;
+                record.prompt = r.prompt;
+                record.prompt_ids = r.ids;
+                record.finish_reason = "error";
+                record.error = r.refused;
+                results->append(record);
+                tally.add(record);
+                screen.finished(record);
             }
-            ++failed;
-            if (!root) continue;
-            RequestRecord record;
-            record.index = r.index;
-            record.id = r.id;
-            record.prompt = r.prompt;
-            record.prompt_ids = r.ids;
-            record.finish_reason = "error";
-            record.error = r.refused;
-            results->append(record);
-            tally.add(record);
-            screen.finished(record);
-        }
-    }, true);
+        },
+        true);
 
     Generator::End end = Generator::End::done;
     if (!open.empty()) {
         engine.load();
         screen.loaded(engine);
         try {
-            Generator generator(engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
-                                {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
-                                 .ignore_eos = options.ignore_eos,
-                                 .hash = options.hash.value_or(true),
-                                 .save_logits = options.save_logits,
-                                 .prefill_chunk = engine.shard_plan().prefill_rows,
-                                 .stop_ids = engine.config().stop_ids});
+            Generator generator(
+                engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
+                {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
+                 .ignore_eos = options.ignore_eos,
+                 .hash = options.hash.value_or(true),
+                 .save_logits = options.save_logits,
+                 .prefill_chunk = engine.shard_plan().prefill_rows,
+                 .stop_ids = engine.config().stop_ids});
             Generator::Events events;
-            events.text = [&](const Request& r, std::string_view text, bool last) { screen.text(r, text, last); };
+            events.text = [&](const Request& r, std::string_view text, bool last) {
+                screen.text(r, text, last);
+            };
             events.finished = [&](const RequestRecord& r) {
                 results->append(r);
                 tally.add(r);
@@ -256,7 +296,8 @@ Exit run_command(const Options& options, mpi::Session& session) {
         results->finish(summary, end == Generator::End::interrupted);
         screen.taken(engine);
         screen.summary(tally.figures(), results->path(), end == Generator::End::interrupted,
-                       static_cast<std::int64_t>(requests.size()) - static_cast<std::int64_t>(results->finished().size()) - tally.requests);
+                       static_cast<std::int64_t>(requests.size()) -
+                           static_cast<std::int64_t>(results->finished().size()) - tally.requests);
     });
     if (end == Generator::End::interrupted) return Exit::interrupted;
     return failed ? Exit::partly_failed : Exit::ok;

@@ -15,7 +15,8 @@ double uniform(std::uint64_t seed, std::uint64_t request, std::uint64_t token) {
     std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c[0], p1 = std::uint64_t{0xCD9E8D57u} * c[2];
-        const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0, n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1;
+        const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0,
+                            n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1;
         c[1] = static_cast<std::uint32_t>(p1);
         c[3] = static_cast<std::uint32_t>(p0);
         c[0] = n0;
@@ -27,8 +28,8 @@ double uniform(std::uint64_t seed, std::uint64_t request, std::uint64_t token) {
     return static_cast<double>(bits) * 0x1p-53;
 }
 
-std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t> masked, const Sampling& s, std::uint64_t request,
-                    std::uint64_t token) {
+std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t> masked, const Sampling& s,
+                    std::uint64_t request, std::uint64_t token) {
     std::vector<std::int32_t> ids;
     ids.reserve(logits.size());
     for (std::size_t i = 0; i < logits.size(); ++i)
@@ -51,7 +52,9 @@ std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t>
     std::vector<double> weights(n);
     const float top = logits[static_cast<std::size_t>(ids[0])];
     // In double, where no temperature above 0 makes the quotient of a difference of 0 anything but 0.
-    const auto scaled = [&](float logit) { return static_cast<float>((static_cast<double>(logit) - static_cast<double>(top)) / s.temperature); };
+    const auto scaled = [&](float logit) {
+        return static_cast<float>((static_cast<double>(logit) - static_cast<double>(top)) / s.temperature);
+    };
     double total = 0;
     for (std::size_t i = 0; i < n; ++i)
         total += weights[i] = static_cast<double>(num::exp(scaled(logits[static_cast<std::size_t>(ids[i])])));

@@ -18,9 +18,10 @@ struct Sampling {
 /// Philox4x32-10, counter (token, request), key seed.
 double uniform(std::uint64_t seed, std::uint64_t request, std::uint64_t token);
 
-/// The token: candidates (ids below logits.size() whose masked byte is 0) sorted by logit down, id up; top-k, then
-/// softmax at the temperature, then top-p on it; the first candidate whose cumulative weight exceeds uniform() times the total.
-std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t> masked, const Sampling& sampling,
-                    std::uint64_t request, std::uint64_t token);
+/// The token: candidates (ids below logits.size() whose masked byte is 0) sorted by logit down, id up; top-k,
+/// then softmax at the temperature, then top-p on it; the first candidate whose cumulative weight exceeds
+/// uniform() times the total.
+std::int32_t sample(std::span<const float> logits, std::span<const std::uint8_t> masked,
+                    const Sampling& sampling, std::uint64_t request, std::uint64_t token);
 
 }  // namespace ftmpi

@@ -1,7 +1,7 @@
 #include "state.hpp"
 
-#include "rope.hpp"
 #include "error.hpp"
+#include "rope.hpp"
 
 namespace ftmpi {
 
@@ -14,7 +14,8 @@ SequenceState::SequenceState(Backend& backend, const ModelConfig& config, const 
         const Range mixer = plan.layers[i].mixer[r];
         if (config.layers[i] == LayerKind::attention) {
             const std::int64_t heads = kv_heads_of(config, mixer).size();
-            const std::int64_t bytes = plan.slots * heads * capacity_ * config.head_dim * static_cast<std::int64_t>(size_of(plan.kv));
+            const std::int64_t bytes = plan.slots * heads * capacity_ * config.head_dim *
+                                       static_cast<std::int64_t>(size_of(plan.kv));
             const HeldSpan span(backend, held_.kv_cache);
             l.keys = DeviceArray<std::uint8_t>(backend, bytes, "key cache");
             l.values = DeviceArray<std::uint8_t>(backend, bytes, "value cache");
@@ -44,9 +45,12 @@ SequenceState::SequenceState(Backend& backend, const ModelConfig& config, const 
 
 void SequenceState::reset(int slot) {
     for (Layer& l : layers_) {
-        if (l.conv_per_slot) backend_.fill_zero(l.conv.data() + slot * l.conv_per_slot, static_cast<std::size_t>(l.conv_per_slot) * 4);
+        if (l.conv_per_slot)
+            backend_.fill_zero(l.conv.data() + slot * l.conv_per_slot,
+                               static_cast<std::size_t>(l.conv_per_slot) * 4);
         if (l.recurrent_per_slot)
-            backend_.fill_zero(l.recurrent.data() + slot * l.recurrent_per_slot, static_cast<std::size_t>(l.recurrent_per_slot) * 4);
+            backend_.fill_zero(l.recurrent.data() + slot * l.recurrent_per_slot,
+                               static_cast<std::size_t>(l.recurrent_per_slot) * 4);
     }
     lengths_[static_cast<std::size_t>(slot)] = 0;
 }
@@ -55,8 +59,9 @@ void SequenceState::advance(std::span<const Row> rows) {
     for (const Row& row : rows) {
         auto& length = lengths_.at(static_cast<std::size_t>(row.slot));
         if (row.position != length || length >= capacity_)
-            throw Error(Exit::failure, "slot " + std::to_string(row.slot) + " holds " + std::to_string(length) + " of " +
-                                           std::to_string(capacity_) + " tokens and was given position " + std::to_string(row.position));
+            throw Error(Exit::failure, "slot " + std::to_string(row.slot) + " holds " +
+                                           std::to_string(length) + " of " + std::to_string(capacity_) +
+                                           " tokens and was given position " + std::to_string(row.position));
         ++length;
     }
 }

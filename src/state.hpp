@@ -11,15 +11,17 @@
 
 namespace ftmpi {
 
-/// Memory of `plan.slots` sequences of up to `plan.context` tokens, for this rank's heads only. Everything is allocated here
-/// once; a slot is reused after reset().
+/// Memory of `plan.slots` sequences of up to `plan.context` tokens, for this rank's heads only. Everything is
+/// allocated here once; a slot is reused after reset().
 class SequenceState {
 public:
     SequenceState(Backend& backend, const ModelConfig& config, const ShardPlan& plan, int rank);
 
     struct Layer {
-        DeviceArray<float> conv, recurrent;       ///< delta net: [slots][taps-1][channels], [slots][heads][key][value]
-        DeviceArray<std::uint8_t> keys, values;   ///< attention: [slots][kv heads][capacity][head_dim] of the cache's type
+        DeviceArray<float> conv,
+            recurrent;  ///< delta net: [slots][taps-1][channels], [slots][heads][key][value]
+        DeviceArray<std::uint8_t> keys,
+            values;  ///< attention: [slots][kv heads][capacity][head_dim] of the cache's type
         std::int64_t conv_per_slot = 0, recurrent_per_slot = 0;
     };
 
@@ -32,9 +34,11 @@ public:
 
     /// Tokens processed in this slot so far.
     std::int64_t length(int slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
-    /// A fresh sequence: zero recurrent and convolution state, length 0. Old keys and values are never read again.
+    /// A fresh sequence: zero recurrent and convolution state, length 0. Old keys and values are never read
+    /// again.
     void reset(int slot);
-    /// Checks that the rows continue their slots without gaps and within capacity, and counts them as processed.
+    /// Checks that the rows continue their slots without gaps and within capacity, and counts them as
+    /// processed.
     void advance(std::span<const Row> rows);
 
 private:

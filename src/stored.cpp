@@ -13,7 +13,8 @@ namespace {
 /// Forbidden values of one stored tensor: how many and where the first is.
 class Faults {
 public:
-    Faults(const RowBlock& block, const char* what, const char* fault) : block_(block), what_(what), fault_(fault) {}
+    Faults(const RowBlock& block, const char* what, const char* fault)
+        : block_(block), what_(what), fault_(fault) {}
     void add(std::int64_t row, std::int64_t column) {
         if (count_++ > 0) return;
         row_ = block_.stored_row + row;
@@ -22,9 +23,11 @@ public:
     void refuse_any() const {
         if (count_ == 0) return;
         std::ostringstream text;
-        text << "tensor " << block_.name << ": " << counted(static_cast<std::uint64_t>(count_), what_) << (count_ == 1 ? " is " : " are ") << fault_
-             << ", the first at row " << row_ << ", column " << column_;
-        throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
+        text << "tensor " << block_.name << ": " << counted(static_cast<std::uint64_t>(count_), what_)
+             << (count_ == 1 ? " is " : " are ") << fault_ << ", the first at row " << row_ << ", column "
+             << column_;
+        throw Error(Exit::bad_input, text.str(),
+                    "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
     }
 
 private:
@@ -50,9 +53,11 @@ void find_codes(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faul
 void find_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faults& faults) {
     const std::int64_t count = scales_per_row(s.format, s.cols), group = scale_group(s.format) / 2;
     if (s.format == Format::fp8_block) {
-        const std::byte* plane = b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
+        const std::byte* plane =
+            b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
         for (std::int64_t j = 0; j < count; ++j) {
-            const float x = scale_value(plane + static_cast<std::size_t>(j) * size_of(b.scale_type), b.scale_type, b);
+            const float x =
+                scale_value(plane + static_cast<std::size_t>(j) * size_of(b.scale_type), b.scale_type, b);
             if (!(x >= 0.0f) || !num::is_finite(x)) faults.add(row, j);
         }
         return;
@@ -80,7 +85,8 @@ void find_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, Fau
 float scale_value(const std::byte* p, DType type, const RowBlock& block) {
     if (type == DType::bf16) return num::from_bf16(read_u16(p));
     if (type != DType::f32)
-        throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " + std::string(name_of(type)) +
+        throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " +
+                                         std::string(name_of(type)) +
                                          " are not supported here; BF16 and F32 are");
     float x;
     std::memcpy(&x, p, 4);
@@ -96,34 +102,39 @@ void refuse_faults(const MatrixSource& source, const RowBlock& block) {
         if (!has_row_scale(source.format)) continue;
         float m = block.multiplier;
         if (source.format == Format::fp8_row && block.row_scales)
-            m = scale_value(block.row_scales + static_cast<std::size_t>(r) * size_of(block.row_scale_type), block.row_scale_type,
-                            block);
+            m = scale_value(block.row_scales + static_cast<std::size_t>(r) * size_of(block.row_scale_type),
+                            block.row_scale_type, block);
         if (m > 0.0f && num::is_finite(m)) continue;
         std::ostringstream text;
-        text << "tensor " << block.name << ": 1 scale that is not finite and above 0 (" << m << "), the first at row "
-             << block.stored_row + r << ", column 0";
-        throw Error(Exit::bad_input, text.str(), "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
+        text << "tensor " << block.name << ": 1 scale that is not finite and above 0 (" << m
+             << "), the first at row " << block.stored_row + r << ", column 0";
+        throw Error(Exit::bad_input, text.str(),
+                    "the checkpoint is damaged or was exported wrongly; it cannot be used as it is");
     }
     codes.refuse_any();
     scales.refuse_any();
-    throw Error(Exit::failure, "tensor " + std::string(block.name) + ": loading met a forbidden value that the file does not hold now");
+    throw Error(Exit::failure, "tensor " + std::string(block.name) +
+                                   ": loading met a forbidden value that the file does not hold now");
 }
 
 void check_shape(const MatrixSource& s) {
     std::int64_t rows = 0;
     for (const auto& b : s.blocks) rows += b.rows;
     if (rows != s.groups * s.rows || s.rows < 0 || s.cols < 0 || s.groups < 0)
-        throw Error(Exit::failure, "a matrix of " + std::to_string(s.groups) + " x " + std::to_string(s.rows) +
-                                       " rows was given " + std::to_string(rows) + " rows to load");
+        throw Error(Exit::failure, "a matrix of " + std::to_string(s.groups) + " x " +
+                                       std::to_string(s.rows) + " rows was given " + std::to_string(rows) +
+                                       " rows to load");
     if (is_4bit(s.format) && s.cols % 2)
         throw Error(Exit::bad_input, "tensor " + std::string(s.blocks.empty() ? "?" : s.blocks[0].name) +
-                                         ": 4-bit codes need an even number of columns, it has " + std::to_string(s.cols));
+                                         ": 4-bit codes need an even number of columns, it has " +
+                                         std::to_string(s.cols));
 }
 
 void check_table(const MatrixSource& source) {
     check_shape(source);
     if (source.format != Format::bf16 || source.groups != 1)
-        throw Error(Exit::failure, "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
+        throw Error(Exit::failure,
+                    "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
 }
 
 void StoredRows::add(std::int64_t rows, const std::byte* data, std::size_t pitch, std::string_view name) {
@@ -132,13 +143,17 @@ void StoredRows::add(std::int64_t rows, const std::byte* data, std::size_t pitch
 }
 
 void StoredRows::copy_row(std::int64_t row, std::int64_t cols, std::uint16_t* to) const {
-    const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& p) { return row < p.first + p.rows; });
-    if (piece == pieces_.end() || row < 0) throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
-    std::memcpy(to, piece->data + static_cast<std::size_t>(row - piece->first) * piece->pitch, static_cast<std::size_t>(cols) * 2);
+    const auto piece =
+        std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& p) { return row < p.first + p.rows; });
+    if (piece == pieces_.end() || row < 0)
+        throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
+    std::memcpy(to, piece->data + static_cast<std::size_t>(row - piece->first) * piece->pitch,
+                static_cast<std::size_t>(cols) * 2);
     for (std::int64_t i = 0; i < cols; ++i)
         if ((to[i] & 0x7f80u) == 0x7f80u)
-            throw Error(Exit::bad_input, "tensor " + piece->name + ": the weight at row " + std::to_string(row) + ", column " +
-                                             std::to_string(i) + " is infinite or NaN");
+            throw Error(Exit::bad_input, "tensor " + piece->name + ": the weight at row " +
+                                             std::to_string(row) + ", column " + std::to_string(i) +
+                                             " is infinite or NaN");
 }
 
 }  // namespace ftmpi

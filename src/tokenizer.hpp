@@ -1,4 +1,5 @@
-// Byte-level BPE from tokenizer.json: the file's own normalizer, pre-tokenizer pattern, vocabulary, merges, added tokens.
+// Byte-level BPE from tokenizer.json: the file's own normalizer, pre-tokenizer pattern, vocabulary, merges,
+// added tokens.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace ftmpi {
 
 class Tokenizer {
 public:
-    /// Reads DIRECTORY/tokenizer.json. A normalizer, pre-tokenizer, model or option this program does not implement
-    /// exactly is refused by name (Exit::bad_input), never approximated.
+    /// Reads DIRECTORY/tokenizer.json. A normalizer, pre-tokenizer, model or option this program does not
+    /// implement exactly is refused by name (Exit::bad_input), never approximated.
     static Tokenizer load(const std::filesystem::path& directory);
 
     Tokenizer(Tokenizer&&) noexcept;
@@ -24,7 +25,8 @@ public:
 
     enum class Added { parse, plain };  ///< whether added tokens in the text become their single ids
 
-    /// Ids of `text` (valid UTF-8, else Error(bad_input) with the byte offset). Linear in the length; no recursion.
+    /// Ids of `text` (valid UTF-8, else Error(bad_input) with the byte offset). Linear in the length; no
+    /// recursion.
     std::vector<std::int32_t> encode(std::string_view text, Added added = Added::parse) const;
 
     /// No text of this many bytes has fewer tokens, whatever it says. Chat adds to it.
@@ -33,7 +35,8 @@ public:
     /// The bytes of one token (an added token's text), empty for an id without a token.
     std::string_view bytes(std::int32_t id) const;
     bool has(std::int32_t id) const;
-    /// The text of ids with invalid UTF-8 replaced by U+FFFD, as Hugging Face decode(skip_special_tokens=False) gives it.
+    /// The text of ids with invalid UTF-8 replaced by U+FFFD, as Hugging Face
+    /// decode(skip_special_tokens=False) gives it.
     std::string decode(std::span<const std::int32_t> ids) const;
     /// Id of the token with exactly this text, added tokens first.
     std::optional<std::int32_t> id_of(std::string_view token) const;
@@ -48,8 +51,8 @@ private:
     std::unique_ptr<State> state_;
 };
 
-/// Turns token bytes into text that is valid UTF-8 at every moment: an unfinished character is held back until the
-/// bytes that complete it arrive, a byte that cannot be part of a character becomes U+FFFD.
+/// Turns token bytes into text that is valid UTF-8 at every moment: an unfinished character is held back
+/// until the bytes that complete it arrive, a byte that cannot be part of a character becomes U+FFFD.
 class Utf8Stream {
 public:
     /// Bytes to show now.
@@ -61,14 +64,16 @@ private:
     std::string held_;
 };
 
-/// First invalid byte of `text`, or npos when it is valid UTF-8; `what` (if given) gets "truncated", "surrogate", ...
+/// First invalid byte of `text`, or npos when it is valid UTF-8; `what` (if given) gets "truncated",
+/// "surrogate", ...
 std::size_t find_invalid_utf8(std::string_view text, std::string* what = nullptr);
 
 /// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.
 std::string_view trim_as_chat(std::string_view text);
 
-/// The prompt ids of one user message under the model directory's chat_template.jinja. Known endings only (ChatML with or
-/// without a think block); any other template is Error(bad_input). User text never becomes control tokens.
+/// The prompt ids of one user message under the model directory's chat_template.jinja. Known endings only
+/// (ChatML with or without a think block); any other template is Error(bad_input). User text never becomes
+/// control tokens.
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
                                       std::string_view user, bool thinking);
 

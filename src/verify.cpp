@@ -15,7 +15,8 @@ namespace {
 
 // What comes from a file is printable() here: it must not move the cursor or forge a line.
 
-/// What was asked for or computed with, where the two runs differ: context for a difference, and a caution beside an equality.
+/// What was asked for or computed with, where the two runs differ: context for a difference, and a caution
+/// beside an equality.
 void print_settings(const StoredRun& a, const StoredRun& b) {
     std::set<std::string> said;
     constexpr std::size_t most = 20;  // of a file of this program there are fewer
@@ -37,8 +38,12 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
 
 void print_incomplete(const std::string& file, const StoredRun& run) {
     if (run.complete) return;
-    std::cout << "note: " << printable(file) << (run.recovered ? " was recovered from a run that did not end" : " is of a run that was interrupted");
-    if (run.run.requests_asked > 0) std::cout << ": it holds " << run.requests.size() << " of the " << run.run.requests_asked << " requests asked for";
+    std::cout << "note: " << printable(file)
+              << (run.recovered ? " was recovered from a run that did not end"
+                                : " is of a run that was interrupted");
+    if (run.run.requests_asked > 0)
+        std::cout << ": it holds " << run.requests.size() << " of the " << run.run.requests_asked
+                  << " requests asked for";
     std::cout << '\n';
 }
 
@@ -48,12 +53,14 @@ bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(
 
 int verify_command(const Options& options) {
     if (options.files.size() != 2)
-        throw Error(Exit::usage, "verify takes two result files, " + std::to_string(options.files.size()) + " given",
+        throw Error(Exit::usage,
+                    "verify takes two result files, " + std::to_string(options.files.size()) + " given",
                     "ftmpi verify A.h5 B.h5");
     const std::string &file_a = options.files[0], &file_b = options.files[1];
     const StoredRun a = read_results(file_a, false), b = read_results(file_b, false);
     if (a.requests.empty() && b.requests.empty())
-        throw Error(Exit::bad_input, "neither " + file_a + " nor " + file_b + " holds a request: nothing was compared");
+        throw Error(Exit::bad_input,
+                    "neither " + file_a + " nor " + file_b + " holds a request: nothing was compared");
     print_incomplete(file_a, a);
     print_incomplete(file_b, b);
     print_settings(a, b);
@@ -72,15 +79,17 @@ int verify_command(const Options& options) {
         errors += a.requests[i].finish_reason == "error";
         hashes.update(a.requests[i].logits_sha256.data(), a.requests[i].logits_sha256.size());
     }
-    const std::string counts = counted(a.requests.size(), "request") + ", " + counted(static_cast<std::uint64_t>(tokens), "token");
+    const std::string counts =
+        counted(a.requests.size(), "request") + ", " + counted(static_cast<std::uint64_t>(tokens), "token");
     if (not_hashed > 0) {
         const auto all_hashed = [](const StoredRun& run) {
             return std::all_of(run.requests.begin(), run.requests.end(),
                                [](const auto& r) { return hashed(r) || r.output_ids.empty(); });
         };
         const std::string where = all_hashed(a) ? file_b : all_hashed(b) ? file_a : "both files";
-        std::cout << "equal tokens (the logits of " << counted(static_cast<std::uint64_t>(not_hashed), "request") << " were not compared: hashing was off in " << printable(where) << "): " << counts
-                  << '\n';
+        std::cout << "equal tokens (the logits of "
+                  << counted(static_cast<std::uint64_t>(not_hashed), "request")
+                  << " were not compared: hashing was off in " << printable(where) << "): " << counts << '\n';
     } else if (tokens == 0) {
         std::cout << "equal: " << counts << ": nothing was computed that could differ\n";
     } else {

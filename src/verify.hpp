@@ -5,8 +5,8 @@
 
 namespace ftmpi {
 
-/// Prints one line to stdout: equal, or the first difference. Returns Exit::ok or Exit::different; throws Error for files that
-/// cannot be compared, two files without a request included.
+/// Prints one line to stdout: equal, or the first difference. Returns Exit::ok or Exit::different; throws
+/// Error for files that cannot be compared, two files without a request included.
 int verify_command(const Options& options);
 
 }  // namespace ftmpi

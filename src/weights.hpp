@@ -1,4 +1,5 @@
-// From named tensors to the matrices a rank holds: formats found per tensor, every text tensor used exactly once.
+// From named tensors to the matrices a rank holds: formats found per tensor, every text tensor used exactly
+// once.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,15 @@ struct StoredMatrix {
     Format format = Format::bf16;
     std::int64_t rows = 0, cols = 0;
     const TensorView* codes = nullptr;
-    std::int64_t first_code_row = 0;       ///< rows of `codes` before this matrix (an expert inside a fused tensor)
-    const TensorView* scales = nullptr;    ///< inner scales, block scales or row scales; null with one scale a tensor
-    std::int64_t first_scale_row = 0;      ///< rows of `scales` before this matrix; of its plane for 128x128 blocks
-    std::int64_t row_in_plane = 0;         ///< 128x128 blocks: rows of the plane before this matrix (up after gate)
-    float multiplier = 1.0f;               ///< per-tensor scale; a stored divisor is already inverted
-    std::uint64_t scalar_bytes = 0;        ///< of the per-tensor scale in the file
+    std::int64_t first_code_row =
+        0;  ///< rows of `codes` before this matrix (an expert inside a fused tensor)
+    const TensorView* scales =
+        nullptr;  ///< inner scales, block scales or row scales; null with one scale a tensor
+    std::int64_t first_scale_row =
+        0;                           ///< rows of `scales` before this matrix; of its plane for 128x128 blocks
+    std::int64_t row_in_plane = 0;   ///< 128x128 blocks: rows of the plane before this matrix (up after gate)
+    float multiplier = 1.0f;         ///< per-tensor scale; a stored divisor is already inverted
+    std::uint64_t scalar_bytes = 0;  ///< of the per-tensor scale in the file
 
     /// Rows [range) as a backend loads them.
     RowBlock block(Range range) const;
@@ -39,13 +43,15 @@ class Inventory {
 public:
     Inventory(const Checkpoint& checkpoint, const ModelConfig& config);
 
-    struct Expert { StoredMatrix gate, up, down; };
+    struct Expert {
+        StoredMatrix gate, up, down;
+    };
     struct Layer {
         LayerKind kind = LayerKind::delta_net;
         const TensorView *input_norm = nullptr, *post_norm = nullptr;
         StoredMatrix q, k, v, in_qkv, in_z, in_b, in_a, out, router, shared_gate;
-        const TensorView *q_norm = nullptr, *k_norm = nullptr;                    // attention
-        const TensorView *k_scale = nullptr, *v_scale = nullptr;                  // attention, of an FP8 cache; may be absent
+        const TensorView *q_norm = nullptr, *k_norm = nullptr;    // attention
+        const TensorView *k_scale = nullptr, *v_scale = nullptr;  // attention, of an FP8 cache; may be absent
         const TensorView *conv = nullptr, *a_log = nullptr, *dt_bias = nullptr, *norm = nullptr;  // delta net
         std::vector<Expert> experts;
         Expert shared;
@@ -54,11 +60,13 @@ public:
     const ModelConfig& config() const { return config_; }
     const std::vector<Layer>& layers() const { return layers_; }
     const StoredMatrix& embedding() const { return embedding_; }
-    const StoredMatrix& head() const { return head_; }   ///< the embedding itself when tied
+    const StoredMatrix& head() const { return head_; }  ///< the embedding itself when tied
     const TensorView& final_norm() const { return *final_norm_; }
     ModelSizes sizes() const;
 
-    std::uint64_t text_bytes() const { return text_bytes_; }        ///< of all text tensors, ignored scales left out
+    std::uint64_t text_bytes() const {
+        return text_bytes_;
+    }  ///< of all text tensors, ignored scales left out
     std::uint64_t skipped_bytes() const { return skipped_bytes_; }  ///< vision, MTP, activation scales
     const std::vector<std::string>& notes() const { return notes_; }
 
@@ -75,9 +83,9 @@ private:
 /// The vectors and matrices one rank holds of one layer.
 struct LayerWeights {
     LayerKind kind = LayerKind::delta_net;
-    DeviceArray<float> input_norm, post_norm;                       // 1 + w
+    DeviceArray<float> input_norm, post_norm;  // 1 + w
     std::unique_ptr<Matrix> q, k, v, in_qkv, in_z, in_b, in_a, out, router, shared_gate;
-    DeviceArray<float> q_norm, k_norm;                              // 1 + w
+    DeviceArray<float> q_norm, k_norm;  // 1 + w
     float k_scale = 1, v_scale = 1;
     DeviceArray<float> conv, neg_exp_a, dt_bias, norm;
     std::unique_ptr<Matrix> gate_up, down, shared_gate_up, shared_down;
@@ -85,7 +93,8 @@ struct LayerWeights {
 
 /// What a rank read from the checkpoint, to be added up over the ranks.
 struct ReadCount {
-    std::uint64_t cut = 0;         ///< rows that this rank alone holds by the plan, and rows shared with a neighbour (split KV groups)
+    std::uint64_t cut = 0;  ///< rows that this rank alone holds by the plan, and rows shared with a neighbour
+                            ///< (split KV groups)
     std::uint64_t replicated = 0;  ///< tensors every rank reads whole: norms, router, per-tensor scales, ...
 };
 
@@ -94,8 +103,8 @@ public:
     using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
     /// Loads this rank's rows onto the backend. `progress` is called now and then with file bytes.
-    Weights(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank, Backend& backend,
-            const Progress& progress = {});
+    Weights(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank,
+            Backend& backend, const Progress& progress = {});
 
     const std::vector<LayerWeights>& layers() const { return layers_; }
     const Matrix& embedding() const { return *embedding_; }
@@ -103,7 +112,7 @@ public:
     const float* final_norm() const { return final_norm_.data(); }
     const ReadCount& read() const { return read_; }
     std::uint64_t matrix_bytes() const { return matrix_bytes_; }  ///< device memory held by matrices
-    const RankBytes& held() const { return held_; }               ///< device memory taken, in the groups of weights
+    const RankBytes& held() const { return held_; }  ///< device memory taken, in the groups of weights
 
 private:
     friend class Loader;

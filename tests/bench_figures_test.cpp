@@ -64,8 +64,10 @@ BOOST_AUTO_TEST_CASE(bytes_of_one_sequence_are_what_the_plan_counts) {
             request.slots = slots;
             const auto plan = make_plan(sizes, request);
             for (int r = 0; r < plan.ranks; ++r)
-                BOOST_TEST(step_bytes(sizes.config, plan, r, 1, 0).total() == plan.read_bytes[static_cast<std::size_t>(r)],
-                           boost::test_tools::tolerance(1e-2));  // tiles that a rank's rows do not fill are held, not counted
+                BOOST_TEST(step_bytes(sizes.config, plan, r, 1, 0).total() ==
+                               plan.read_bytes[static_cast<std::size_t>(r)],
+                           boost::test_tools::tolerance(
+                               1e-2));  // tiles that a rank's rows do not fill are held, not counted
         }
 }
 

@@ -67,7 +67,8 @@ BOOST_FIXTURE_TEST_CASE(a_single_file_opens, SingleFile) {
 BOOST_FIXTURE_TEST_CASE(pages_that_were_read_are_given_back, SingleFile) {
     constexpr std::size_t half = 32u << 20;  // holes: takes no disk
     raw(R"({"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]},)"
-        R"("b":{"dtype":"U8","shape":[33554432],"data_offsets":[33554432,67108864]}})", 0);
+        R"("b":{"dtype":"U8","shape":[33554432],"data_offsets":[33554432,67108864]}})",
+        0);
     fs::resize_file(file, fs::file_size(file) + 2 * half);
     const auto checkpoint = Checkpoint::open(directory.path());
     const auto opened = mapped_bytes(file);
@@ -98,12 +99,12 @@ BOOST_FIXTURE_TEST_CASE(headers_that_are_accepted, SingleFile) {
         {R"({"__metadata__":{"k":"v"}})", 0, 0},
         {R"({"__metadata__":{"format":"pt"},)" + two_floats + "}", 8, 1},
         {"{}", 0, 0},
-        {R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"z":{"dtype":"F32","shape":[0,16],"data_offsets":[4,4]}})", 4,
-         2},
+        {R"({"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"z":{"dtype":"F32","shape":[0,16],"data_offsets":[4,4]}})",
+         4, 2},
         {R"({"z":{"dtype":"F32","shape":[0],"data_offsets":[8,8]},)" + two_floats + "}", 8, 2},
         // Written in another order than the data lies in.
-        {R"({"b":{"data_offsets":[4,8],"dtype":"F32","shape":[1]},"a":{"shape":[1],"dtype":"F32","data_offsets":[0,4]}})", 8,
-         2},
+        {R"({"b":{"data_offsets":[4,8],"dtype":"F32","shape":[1]},"a":{"shape":[1],"dtype":"F32","data_offsets":[0,4]}})",
+         8, 2},
         {"{ \n\t" + two_floats + " }\n\n", 8, 1},
         {R"({"d\u00e9j\u00e0 \"vu\"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, 1},
     };
@@ -128,8 +129,8 @@ BOOST_FIXTURE_TEST_CASE(forged_header_lengths_are_refused_before_memory_is_taken
     ::setrlimit(RLIMIT_AS, &limited);
 #endif
     const std::string header = "{" + two_floats + "}";
-    for (const std::uint64_t length :
-         {std::uint64_t{132'095'296}, ~std::uint64_t{0}, std::uint64_t{1} << 63, std::uint64_t{100'000'001}}) {
+    for (const std::uint64_t length : {std::uint64_t{132'095'296}, ~std::uint64_t{0}, std::uint64_t{1} << 63,
+                                       std::uint64_t{100'000'001}}) {
         raw(header, 8, {.header_length = length});
         expect_refused(directory.path(), {"model.safetensors", std::to_string(length), "100000000"});
     }
@@ -145,7 +146,8 @@ BOOST_FIXTURE_TEST_CASE(forged_header_lengths_are_refused_before_memory_is_taken
 }
 
 BOOST_FIXTURE_TEST_CASE(files_that_are_something_else_are_named, SingleFile) {
-    write_file(file, "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, '0') + "\nsize 123\n");
+    write_file(file, "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, '0') +
+                         "\nsize 123\n");
     expect_refused(directory.path(), {"model.safetensors", "LFS", "git lfs pull"});
     write_file(file, "<!DOCTYPE html><html><body>404</body></html>");
     expect_refused(directory.path(), {"web page"});
@@ -165,8 +167,8 @@ BOOST_FIXTURE_TEST_CASE(truncated_and_overlong_files_are_refused, SingleFile) {
     BOOST_REQUIRE_EQUAL(whole.size(), 72u);
     for (const std::size_t size : {71, 64}) {
         write_file(file, whole.substr(0, size));
-        expect_refused(directory.path(),
-                       {"file is " + std::to_string(size) + " bytes, header needs 72", "incomplete download"});
+        expect_refused(directory.path(), {"file is " + std::to_string(size) + " bytes, header needs 72",
+                                          "incomplete download"});
     }
     for (const std::size_t size : {63, 40, 8}) {
         write_file(file, whole.substr(0, size));
@@ -179,13 +181,15 @@ BOOST_FIXTURE_TEST_CASE(truncated_and_overlong_files_are_refused, SingleFile) {
     write_file(file, whole + '\0');
     expect_refused(directory.path(), {"1 byte after the last tensor is not covered"});
     // Only the second tensor is short: the first one's reader is told as well.
-    raw(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 12);
+    raw(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})",
+        12);
     expect_refused(directory.path(), {"header needs", "\"b\""});
 }
 
 BOOST_FIXTURE_TEST_CASE(sizes_and_offsets_must_agree, SingleFile) {
     const auto tensor = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
-        return R"({"t":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+        return R"({"t":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets +
+               "}}";
     };
     const struct {
         std::string header;
@@ -219,14 +223,14 @@ BOOST_FIXTURE_TEST_CASE(sizes_and_offsets_must_agree, SingleFile) {
         {tensor("F32", "[2]", "[18446744073709551600,18446744073709551608]"), 16, "belong to no tensor"},
         {tensor("F32", "[2]", "[0,8]"), 16, "8 bytes after the last tensor"},
         {tensor("F32", "[2]", "[8,16]"), 16, "8 bytes before its begin"},
-        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 24,
-         "overlap"},
-        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12,
-         "overlap"},
-        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}})", 24,
-         "8 bytes before its begin 16"},
-        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"z":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}})", 8,
-         "overlap"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+         24, "overlap"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+         12, "overlap"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}})",
+         24, "8 bytes before its begin 16"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"z":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}})",
+         8, "overlap"},
     };
     for (const auto& row : table) {
         raw(row.header, row.data);
@@ -244,8 +248,10 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
         {"{" + two_floats + "," + again + "}", 16, "duplicate tensor name \"w\""},
         {"{" + two_floats + R"(,"\u0077":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 16,
          "duplicate tensor name \"w\""},
-        {R"({"w":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}})", 8, "duplicate key \"dtype\""},
-        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"strides":[1]}})", 8, "unknown key \"strides\""},
+        {R"({"w":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}})", 8,
+         "duplicate key \"dtype\""},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"strides":[1]}})", 8,
+         "unknown key \"strides\""},
         {R"({"w":{"dtype":"F32","shape":[2]}})", 8, "is missing"},
         {R"({"w":7})", 8, "its entry is not an object"},
         {R"({"w":{"dtype":5,"shape":[2],"data_offsets":[0,8]}})", 8, "dtype is not a string"},
@@ -253,7 +259,8 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
          "\"__metadata__\" holds a value that is not a string under \"step\""},
         {R"({"__metadata__":[1]})", 0, "\"__metadata__\" is not an object"},
         {R"({"__metadata__":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})", 8, "reserved name"},
-        {R"({"__metadata__":{"scale_layout":"swizzled_128x4"},)" + two_floats + "}", 8, "layout not sliceable"},
+        {R"({"__metadata__":{"scale_layout":"swizzled_128x4"},)" + two_floats + "}", 8,
+         "layout not sliceable"},
         {R"({"__metadata__":{"scales_interleaved":"true"},)" + two_floats + "}", 8, "layout not sliceable"},
         {R"({},"__metadata__":{"k":"v"}})", 0, "trailing bytes after the JSON header at byte 2"},
         {"{" + two_floats + "} x", 8, "trailing bytes after the JSON header at byte 55"},
@@ -264,17 +271,21 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
         {"\xef\xbb\xbf{" + two_floats + "}", 8, "byte order mark"},
         {" {" + two_floats + "}", 8, "does not begin with '{'"},
         {"[1,2]", 0, "does not begin with '{'"},
-        {R"({"a\u0000b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "\"a\\x00b\" holds a control character"},
+        {R"({"a\u0000b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1,
+         "\"a\\x00b\" holds a control character"},
         {R"({"a\nb":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "holds a control character"},
         {R"({"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "empty name"},
         {"{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "cannot be read"},
         {"{\"w\":" + std::string(100'000, '['), 0, "not valid JSON"},
         {"{\"w\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}", 0, "cannot be read"},
-        {R"({"w":{"dtype":"U8","shape":[99999999999999999999999],"data_offsets":[0,1]}})", 1, "cannot be read"},
+        {R"({"w":{"dtype":"U8","shape":[99999999999999999999999],"data_offsets":[0,1]}})", 1,
+         "cannot be read"},
     };
     for (const auto& row : table) {
         raw(row.header, row.data);
-        BOOST_TEST_CONTEXT(row.header.substr(0, 120)) { expect_refused(directory.path(), {"model.safetensors", row.words}); }
+        BOOST_TEST_CONTEXT(row.header.substr(0, 120)) {
+            expect_refused(directory.path(), {"model.safetensors", row.words});
+        }
     }
     raw("{" + two_floats + "}  ", 8, {.header_length = {}, .padding = '\0'});
     BOOST_TEST(refusal(directory.path()) == "");  // 56 bytes: nothing was padded
@@ -284,7 +295,8 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
 
 BOOST_FIXTURE_TEST_CASE(unknown_dtypes_matter_only_where_they_are_needed, SingleFile) {
     const auto header = [](const std::string& name, const std::string& offsets) {
-        return "{" + two_floats + ",\"" + name + R"(":{"dtype":"F8_XYZ","shape":[4],"data_offsets":)" + offsets + "}}";
+        return "{" + two_floats + ",\"" + name + R"(":{"dtype":"F8_XYZ","shape":[4],"data_offsets":)" +
+               offsets + "}}";
     };
     for (const std::string name : {"model.visual.x", "visual.blocks.0.attn.qkv.weight"}) {
         raw(header(name, "[8,12]"), 4 + 8);

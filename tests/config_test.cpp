@@ -25,8 +25,8 @@ const std::string text_keys =
 "shared_expert_intermediate_size":64,"tie_word_embeddings":false,"vocab_size":320)";
 
 const std::string outer =
-    R"({"model_type":"qwen3_5_moe","tie_word_embeddings":false,"text_config":{"model_type":"qwen3_5_moe_text",)" + text_keys +
-    "}}";
+    R"({"model_type":"qwen3_5_moe","tie_word_embeddings":false,"text_config":{"model_type":"qwen3_5_moe_text",)" +
+    text_keys + "}}";
 
 /// `text` with the one occurrence of `from` replaced; a test that edits nothing would prove nothing.
 std::string edited(std::string text, const std::string& from, const std::string& to) {
@@ -57,7 +57,8 @@ struct Folder {
         }
         BOOST_TEST(!message.empty(), "was accepted; expected a message with \"" << words.front() << '"');
         for (const auto& word : words)
-            BOOST_TEST(message.find(word) != std::string::npos, "\"" << message << "\" does not say \"" << word << '"');
+            BOOST_TEST(message.find(word) != std::string::npos,
+                       "\"" << message << "\" does not say \"" << word << '"');
     }
 };
 
@@ -77,8 +78,8 @@ BOOST_FIXTURE_TEST_CASE(every_key_is_read, Folder) {
         BOOST_TEST(c.model_type == (flat ? "qwen3_5_moe_text" : "qwen3_5_moe"));
         BOOST_TEST(c.hidden == 64);
         BOOST_TEST(c.vocab == 320);
-        BOOST_TEST((c.layers == std::vector<LayerKind>{LayerKind::delta_net, LayerKind::delta_net, LayerKind::delta_net,
-                                                       LayerKind::attention}));
+        BOOST_TEST((c.layers == std::vector<LayerKind>{LayerKind::delta_net, LayerKind::delta_net,
+                                                       LayerKind::delta_net, LayerKind::attention}));
         BOOST_TEST(c.query_heads == 4);
         BOOST_TEST(c.kv_heads == 2);
         BOOST_TEST(c.head_dim == 16);
@@ -115,10 +116,11 @@ BOOST_FIXTURE_TEST_CASE(nothing_about_the_architecture_is_assumed, Folder) {
     expect_refused(edited(outer, "text_config", "other_config"), {"text_config is missing"});
     expect_refused(edited(outer, "qwen3_5_moe_text", "qwen3_next"), {"text_config.model_type", "qwen3_next"});
     for (const std::string key :
-         {"\"head_dim\":16,", "\"hidden_act\":\"silu\",", "\"hidden_size\":64,", "\"linear_conv_kernel_dim\":4,",
-          "\"linear_key_head_dim\":16,", "\"linear_num_key_heads\":4,", "\"linear_num_value_heads\":8,",
-          "\"linear_value_head_dim\":16,", "\"max_position_embeddings\":4096,", "\"moe_intermediate_size\":64,",
-          "\"num_attention_heads\":4,", "\"num_experts\":4,", "\"num_experts_per_tok\":2,", "\"num_hidden_layers\":4,",
+         {"\"head_dim\":16,", "\"hidden_act\":\"silu\",", "\"hidden_size\":64,",
+          "\"linear_conv_kernel_dim\":4,", "\"linear_key_head_dim\":16,", "\"linear_num_key_heads\":4,",
+          "\"linear_num_value_heads\":8,", "\"linear_value_head_dim\":16,",
+          "\"max_position_embeddings\":4096,", "\"moe_intermediate_size\":64,", "\"num_attention_heads\":4,",
+          "\"num_experts\":4,", "\"num_experts_per_tok\":2,", "\"num_hidden_layers\":4,",
           "\"num_key_value_heads\":2,", "\"rms_norm_eps\":1e-06,", "\"shared_expert_intermediate_size\":64,",
           "\"eos_token_id\":263,"}) {
         const auto name = key.substr(1, key.find('"', 1) - 1);
@@ -126,13 +128,18 @@ BOOST_FIXTURE_TEST_CASE(nothing_about_the_architecture_is_assumed, Folder) {
             expect_refused(edited(outer, key, ""), {"config.json: text_config." + name + " is missing"});
         }
     }
-    expect_refused(edited(outer, "\"head_dim\":16", "\"head_dim\":null"), {"text_config.head_dim is missing"});
-    // What says of a model only that it is no variant may be absent; so may what the computation does not use.
+    expect_refused(edited(outer, "\"head_dim\":16", "\"head_dim\":null"),
+                   {"text_config.head_dim is missing"});
+    // What says of a model only that it is no variant may be absent; so may what the computation does not
+    // use.
     for (const std::string key : {"\"attn_output_gate\":true,", "\"attention_bias\":false,"})
         BOOST_TEST(load(edited(outer, key, "")).warnings.empty(), key);
-    for (const char* key : {"\"norm_topk_prob\":true,", "\"use_sliding_window\":false,", "\"mamba_ssm_dtype\":\"float32\","}) {
+    for (const char* key :
+         {"\"norm_topk_prob\":true,", "\"use_sliding_window\":false,", "\"mamba_ssm_dtype\":\"float32\","}) {
         BOOST_TEST(outer.find(key) == std::string::npos);
-        BOOST_TEST(load(edited(outer, "\"head_dim\":16,", key + std::string("\"head_dim\":16,"))).warnings.empty(), key);
+        BOOST_TEST(
+            load(edited(outer, "\"head_dim\":16,", key + std::string("\"head_dim\":16,"))).warnings.empty(),
+            key);
     }
 }
 
@@ -150,8 +157,10 @@ BOOST_FIXTURE_TEST_CASE(values_are_checked, Folder) {
         {"\"num_experts\":4", "\"num_experts\":1", "num_experts_per_tok 2 is more than num_experts 1"},
         {"\"num_key_value_heads\":2", "\"num_key_value_heads\":3",
          "num_attention_heads 4 is not a multiple of text_config.num_key_value_heads 3"},
-        {"\"linear_num_key_heads\":4", "\"linear_num_key_heads\":3", "linear_num_value_heads 8 is not a multiple"},
-        {"\"linear_num_value_heads\":8", "\"linear_num_value_heads\":2", "linear_num_value_heads 2 is not a multiple"},
+        {"\"linear_num_key_heads\":4", "\"linear_num_key_heads\":3",
+         "linear_num_value_heads 8 is not a multiple"},
+        {"\"linear_num_value_heads\":8", "\"linear_num_value_heads\":2",
+         "linear_num_value_heads 2 is not a multiple"},
         {"\"hidden_act\":\"silu\"", "\"hidden_act\":\"gelu\"", "hidden_act is \"gelu\""},
         {"\"attn_output_gate\":true", "\"attn_output_gate\":false", "attn_output_gate is false"},
         {"\"attention_bias\":false", "\"attention_bias\":true", "attention_bias is true"},
@@ -189,7 +198,8 @@ BOOST_FIXTURE_TEST_CASE(values_are_checked, Folder) {
 
 BOOST_FIXTURE_TEST_CASE(layers_follow_the_list_or_the_interval, Folder) {
     const std::string list =
-        "\"layer_types\":[\"linear_attention\",\"linear_attention\",\"linear_attention\",\"full_attention\"],";
+        "\"layer_types\":[\"linear_attention\",\"linear_attention\",\"linear_attention\",\"full_attention\"]"
+        ",";
     const auto by_interval = edited(outer, list, "");
     BOOST_TEST((load(by_interval).layers == load(outer).layers));
     expect_refused(edited(by_interval, "\"full_attention_interval\":4,", ""),
@@ -202,24 +212,31 @@ BOOST_FIXTURE_TEST_CASE(layers_follow_the_list_or_the_interval, Folder) {
 BOOST_FIXTURE_TEST_CASE(rotary_embedding_has_no_default, Folder) {
     const std::string nested_theta = "\"rope_theta\":10000000,";
     const auto without = edited(outer, nested_theta, "");
-    BOOST_TEST(load(edited(without, "\"head_dim\":16", "\"head_dim\":16,\"rope_theta\":10000000.0")).rope_theta == 1e7);
+    BOOST_TEST(
+        load(edited(without, "\"head_dim\":16", "\"head_dim\":16,\"rope_theta\":10000000.0")).rope_theta ==
+        1e7);
     expect_refused(without, {"rope_theta is missing"});
     expect_refused(edited(outer, "\"head_dim\":16", "\"head_dim\":16,\"rope_theta\":10000"),
                    {"rope_theta", "contradict each other"});
     expect_refused(edited(outer, "10000000", "-1"), {"rope_theta is not between"});
     for (const std::string type : {"yarn", "linear", "dynamic"}) {
-        expect_refused(edited(outer, "\"rope_type\":\"default\"", "\"rope_type\":\"" + type + "\",\"factor\":4.0"),
-                       {"rope_parameters.rope_type is \"" + type});
-        expect_refused(edited(outer, "\"head_dim\":16", "\"head_dim\":16,\"rope_scaling\":{\"type\":\"" + type + "\"}"),
-                       {"rope_scaling.type is \"" + type});
+        expect_refused(
+            edited(outer, "\"rope_type\":\"default\"", "\"rope_type\":\"" + type + "\",\"factor\":4.0"),
+            {"rope_parameters.rope_type is \"" + type});
+        expect_refused(
+            edited(outer, "\"head_dim\":16", "\"head_dim\":16,\"rope_scaling\":{\"type\":\"" + type + "\"}"),
+            {"rope_scaling.type is \"" + type});
     }
     const std::string factor = "\"partial_rotary_factor\":0.25,";
     const auto only_nested = edited(outer, factor, "");
     BOOST_TEST(load(only_nested).rotary_dim == 4);
     const auto none = edited(only_nested, factor, "");
     expect_refused(none, {"partial_rotary_factor is missing"});
-    BOOST_TEST(load(edited(none, "\"head_dim\":16", "\"head_dim\":16,\"partial_rotary_factor\":0.5")).rotary_dim == 8);
-    expect_refused(edited(outer, factor, "\"partial_rotary_factor\":0.5,"), {"partial_rotary_factor", "contradict"});
+    BOOST_TEST(
+        load(edited(none, "\"head_dim\":16", "\"head_dim\":16,\"partial_rotary_factor\":0.5")).rotary_dim ==
+        8);
+    expect_refused(edited(outer, factor, "\"partial_rotary_factor\":0.5,"),
+                   {"partial_rotary_factor", "contradict"});
     for (const std::string bad : {"0.3", "0", "1.5", "-0.25", "0.0625"})
         expect_refused(edited(none, "\"head_dim\":16", "\"head_dim\":16,\"partial_rotary_factor\":" + bad),
                        {"is not an even number of channels"});
@@ -231,8 +248,10 @@ BOOST_FIXTURE_TEST_CASE(tied_embeddings_are_said_in_one_place_or_two, Folder) {
     const auto only_text = edited(outer, root_key, "\"text_config\"");
     const auto neither = edited(only_text, text_key, "\"vocab_size\"");
     BOOST_TEST(!load(only_text).tied_embeddings);
-    BOOST_TEST(load(edited(only_text, text_key, "\"tie_word_embeddings\":true,\"vocab_size\"")).tied_embeddings);
-    BOOST_TEST(load(edited(neither, "\"text_config\"", "\"tie_word_embeddings\":true,\"text_config\"")).tied_embeddings);
+    BOOST_TEST(
+        load(edited(only_text, text_key, "\"tie_word_embeddings\":true,\"vocab_size\"")).tied_embeddings);
+    BOOST_TEST(load(edited(neither, "\"text_config\"", "\"tie_word_embeddings\":true,\"text_config\""))
+                   .tied_embeddings);
     expect_refused(edited(outer, text_key, "\"tie_word_embeddings\":true,\"vocab_size\""),
                    {"tie_word_embeddings", "contradict each other"});
     expect_refused(neither, {"tie_word_embeddings is missing"});
@@ -245,11 +264,11 @@ BOOST_FIXTURE_TEST_CASE(stop_ids_come_from_generation_config_first, Folder) {
     BOOST_TEST(load(outer).stop_ids == Ids{262}, boost::test_tools::per_element());
     write_file(directory / "generation_config.json", "{}");
     BOOST_TEST(load(outer).stop_ids == Ids{263}, boost::test_tools::per_element());
-    const auto at_root =
-        edited(edited(outer, "\"eos_token_id\":263,", ""), "{\"model_type\"", "{\"eos_token_id\":[260],\"model_type\"");
+    const auto at_root = edited(edited(outer, "\"eos_token_id\":263,", ""), "{\"model_type\"",
+                                "{\"eos_token_id\":[260],\"model_type\"");
     BOOST_TEST(load(at_root).stop_ids == Ids{260}, boost::test_tools::per_element());
-    for (const std::string bad :
-         {R"({"eos_token_id":999})", R"({"eos_token_id":"263"})", R"({"eos_token_id":[263.0]})", R"({"eos_token_id":)"}) {
+    for (const std::string bad : {R"({"eos_token_id":999})", R"({"eos_token_id":"263"})",
+                                  R"({"eos_token_id":[263.0]})", R"({"eos_token_id":)"}) {
         write_file(directory / "generation_config.json", bad);
         expect_refused(outer, {"generation_config.json"});
     }
@@ -259,7 +278,8 @@ BOOST_FIXTURE_TEST_CASE(quantization_names_are_known_or_refused, Folder) {
     const struct {
         std::string object, line;
     } accepted[] = {
-        {R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic","weight_block_size":[128,128]})", "fp8 128x128"},
+        {R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic","weight_block_size":[128,128]})",
+         "fp8 128x128"},
         {R"({"quant_method":"fp8"})", "fp8"},
         {R"({"quant_method":"modelopt","quant_algo":"FP8"})", "modelopt FP8"},
         {R"({"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16,"producer":{"name":"modelopt","version":"0.37.0"}})",
@@ -287,7 +307,8 @@ BOOST_FIXTURE_TEST_CASE(quantization_names_are_known_or_refused, Folder) {
         std::string object, words;
     } refused[] = {
         {R"({"quant_method":"awq"})", "quantization_config.quant_method is \"awq\""},
-        {R"({"quant_method":"modelopt","quant_algo":"FP8_NVFP4_SUPER"})", "quant_algo is \"FP8_NVFP4_SUPER\""},
+        {R"({"quant_method":"modelopt","quant_algo":"FP8_NVFP4_SUPER"})",
+         "quant_algo is \"FP8_NVFP4_SUPER\""},
         {R"({"quant_method":"modelopt"})", "quant_algo is missing"},
         {R"({"quant_algo":"NVFP4"})", "quant_method is missing"},
         {R"({"quant_method":"modelopt","quant_algo":"MIXED_PRECISION","quantized_layers":{"m.q_proj":{"quant_algo":"INT4_AWQ"}}})",
@@ -299,33 +320,39 @@ BOOST_FIXTURE_TEST_CASE(quantization_names_are_known_or_refused, Folder) {
         {R"({"quant_method":"modelopt","quant_algo":"NVFP4","group_size":32})", "group_size is 32"},
         {R"({"quant_method":"fp8","weight_block_size":[64,128]})", "weight_block_size is not [128, 128]"},
         {R"({"quant_method":"fp8","fmt":"e5m2"})", "fmt is \"e5m2\""},
-        {R"({"quant_method":"compressed-tensors","format":"pack-quantized"})", "format is \"pack-quantized\""},
+        {R"({"quant_method":"compressed-tensors","format":"pack-quantized"})",
+         "format is \"pack-quantized\""},
         {R"({"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{"g":{"weights":{"num_bits":4,"type":"int"}}}})",
          "config_groups.g.weights.type is \"int\""},
-        {R"({"quant_method":"modelopt","quant_algo":"NVFP4","scale_layout":"swizzled_128x4"})", "layout not sliceable"},
+        {R"({"quant_method":"modelopt","quant_algo":"NVFP4","scale_layout":"swizzled_128x4"})",
+         "layout not sliceable"},
         {R"({"quant_method":"modelopt","quant_algo":"NVFP4","swizzle_scales":true})", "layout not sliceable"},
-        {R"({"quant_method":"modelopt","quant_algo":"NVFP4","export":{"interleaved":1}})", "layout not sliceable"},
+        {R"({"quant_method":"modelopt","quant_algo":"NVFP4","export":{"interleaved":1}})",
+         "layout not sliceable"},
         {R"([])", "quantization_config is not an object"},
     };
     for (const auto& row : refused) BOOST_TEST_CONTEXT(row.object) {
             expect_refused(with_quantization(row.object), {"config.json", row.words});
         }
     BOOST_TEST(
-        load(with_quantization(
-                 R"({"quant_method":"modelopt","quant_algo":"NVFP4","swizzle_scales":false,"scale_layout":"row_major"})"))
+        load(
+            with_quantization(
+                R"({"quant_method":"modelopt","quant_algo":"NVFP4","swizzle_scales":false,"scale_layout":"row_major"})"))
             .warnings.empty());
 }
 
 BOOST_FIXTURE_TEST_CASE(hf_quant_config_is_read_beside_config, Folder) {
     const auto companion = [&](const std::string& quantization) {
-        write_file(directory / "hf_quant_config.json",
-                   R"({"producer":{"name":"modelopt","version":"0.44.0"},"quantization":)" + quantization + "}");
+        write_file(
+            directory / "hf_quant_config.json",
+            R"({"producer":{"name":"modelopt","version":"0.44.0"},"quantization":)" + quantization + "}");
     };
     companion(R"({"quant_algo":"NVFP4","kv_cache_quant_algo":"FP8","exclude_modules":["lm_head"]})");
     auto config = load(outer);
     BOOST_TEST(config.quantization == "modelopt NVFP4 (modelopt 0.44.0)");
     BOOST_TEST(warns(config, "kv_cache_quant_algo \"FP8\""));
-    BOOST_TEST(config.ignore_patterns == std::vector<std::string>{"lm_head"}, boost::test_tools::per_element());
+    BOOST_TEST(config.ignore_patterns == std::vector<std::string>{"lm_head"},
+               boost::test_tools::per_element());
 
     const std::string mixed =
         R"({"quant_method":"modelopt","quant_algo":"MIXED_PRECISION","ignore":["lm_head","mtp*"],"quantized_layers":{"m.a":{"quant_algo":"FP8"}}})";
@@ -335,7 +362,8 @@ BOOST_FIXTURE_TEST_CASE(hf_quant_config_is_read_beside_config, Folder) {
     BOOST_TEST(config.quantized_layers.size() == 2u);
     BOOST_TEST(config.warnings.empty());
     companion(R"({"quant_algo":"MIXED_PRECISION","quantized_layers":{"m.a":{"quant_algo":"NVFP4"}}})");
-    expect_refused(with_quantization(mixed), {"config.json says FP8", "hf_quant_config.json says NVFP4", "m.a"});
+    expect_refused(with_quantization(mixed),
+                   {"config.json says FP8", "hf_quant_config.json says NVFP4", "m.a"});
     companion(R"({"quant_algo":"NVFP4"})");
     BOOST_TEST(warns(load(with_quantization(mixed)), "the tensors decide"));
     companion(R"({"quant_algo":"FP3"})");
@@ -362,10 +390,12 @@ BOOST_AUTO_TEST_CASE(ignore_entries_without_a_match_are_reported) {
          {"lm_head", "lm_head.weight", "re:.*linear_attn.*", "*linear_attn*", "mtp*", "mtp.layers.0*",
           "model.language_model.layers.0.mlp.gate", "model.layers.0.mlp.gate", "model.layers.*.mlp.gate",
           "language_model.model.layers.0.linear_attn", "re:model\\.layers\\.[0-9]+\\.mlp\\.gate$",
-          "re:model\\.language_model\\.layers\\.0\\.mlp\\.gate\\.weight", "mlp.gate", "linear_attn.A_log", "*"})
+          "re:model\\.language_model\\.layers\\.0\\.mlp\\.gate\\.weight", "mlp.gate", "linear_attn.A_log",
+          "*"})
         BOOST_TEST(matches(pattern), pattern);
-    for (const std::string pattern : {"lm_hea", "model.layers.1", "*visual*", "re:linear_attn.*", "re:.*self_attn.*",
-                                      "re:(unclosed", "mlp.gat", "gate_proj.w", "model.layers.*.mlp.gates", "lm_head.weight.x"})
+    for (const std::string pattern :
+         {"lm_hea", "model.layers.1", "*visual*", "re:linear_attn.*", "re:.*self_attn.*", "re:(unclosed",
+          "mlp.gat", "gate_proj.w", "model.layers.*.mlp.gates", "lm_head.weight.x"})
         BOOST_TEST(!matches(pattern), pattern);
     BOOST_TEST(check_ignores({}, names).unmatched.empty());
 }

@@ -1,6 +1,6 @@
-// Times the CPU backend, not run as a test: multiply-adds per second of each format, and a token's worth of calls of a small
-// model (hidden 256, three delta-net layers and one attention layer, 16 experts of which 4, vocabulary 2048).
-// Usage: cpu_backend_bench [threads [plain|AVX2|AVX-512]]
+// Times the CPU backend, not run as a test: multiply-adds per second of each format, and a token's worth of
+// calls of a small model (hidden 256, three delta-net layers and one attention layer, 16 experts of which 4,
+// vocabulary 2048). Usage: cpu_backend_bench [threads [plain|AVX2|AVX-512]]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,9 +16,12 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-double seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+double seconds(Clock::time_point since) {
+    return std::chrono::duration<double>(Clock::now() - since).count();
+}
 
-std::unique_ptr<Matrix> load(Backend& b, Format f, std::int64_t groups, std::int64_t rows, std::int64_t cols) {
+std::unique_ptr<Matrix> load(Backend& b, Format f, std::int64_t groups, std::int64_t rows,
+                             std::int64_t cols) {
     static std::uint64_t seed = 1;
     return b.load(StoredMatrix(f, groups, rows, cols, ++seed).source());
 }
@@ -59,7 +62,8 @@ struct SmallModel {
     Backend& b;
     std::vector<Layer> layers;
     std::unique_ptr<Matrix> head;
-    std::vector<float> ones, angles, decay_in, x, y, qkv, z, beta, alpha, mixed, router, gate, weights, act, shared, logits;
+    std::vector<float> ones, angles, decay_in, x, y, qkv, z, beta, alpha, mixed, router, gate, weights, act,
+        shared, logits;
     std::vector<std::int32_t> ids, token, finite;
     std::map<std::string, double> spent;
 
@@ -70,7 +74,8 @@ struct SmallModel {
             y.full = l == 3;
             const std::int64_t linear[] = {2048, 1024, 8, 8}, full[] = {2048, 512, 512, 0};
             for (int i = 0; i < 4; ++i)
-                y.in[i] = load(b, !y.full && i > 1 ? Format::bf16 : Format::fp8_row, 1, y.full ? full[i] : linear[i], kHidden);
+                y.in[i] = load(b, !y.full && i > 1 ? Format::bf16 : Format::fp8_row, 1,
+                               y.full ? full[i] : linear[i], kHidden);
             y.out = load(b, Format::fp8_row, 1, kHidden, 1024);
             y.router = load(b, Format::bf16, 1, 16, kHidden);
             y.shared_gate = load(b, Format::bf16, 1, 1, kHidden);
@@ -88,15 +93,17 @@ struct SmallModel {
         ones.assign(4096, 1.0f);
         decay_in.assign(64, -0.1f);
         angles = Random(3).floats(kContext * 32);
-        const auto n = [](std::int64_t width) { return std::vector<float>(static_cast<std::size_t>(kMostRows * width)); };
+        const auto n = [](std::int64_t width) {
+            return std::vector<float>(static_cast<std::size_t>(kMostRows * width));
+        };
         x = Random(4).floats(kMostRows * kHidden);
-        y = n(kHidden), qkv = n(2048), z = n(1024), beta = n(8), alpha = n(8), mixed = n(1024), router = n(16), gate = n(1);
+        y = n(kHidden), qkv = n(2048), z = n(1024), beta = n(8), alpha = n(8), mixed = n(1024),
+        router = n(16), gate = n(1);
         weights = n(4), act = n(4 * 64), shared = n(128), logits = n(2048);
         ids.resize(kMostRows * 4), token.resize(kMostRows), finite.resize(kMostRows);
     }
 
-    template <class Call>
-    void timed(const char* what, Call call) {
+    template <class Call> void timed(const char* what, Call call) {
         const auto start = Clock::now();
         call();
         spent[what] += seconds(start);
@@ -104,9 +111,12 @@ struct SmallModel {
 
     void step(std::int64_t position, std::int64_t rows) {
         std::vector<Row> host;
-        for (std::int64_t r = 0; r < rows; ++r) host.push_back({0, 0, static_cast<std::int32_t>(position + r)});
+        for (std::int64_t r = 0; r < rows; ++r)
+            host.push_back({0, 0, static_cast<std::int32_t>(position + r)});
         const Rows step{host, host.data()};
-        const auto norm = [&] { timed("norms", [&] { b.rms_norm(x.data(), ones.data(), 1e-6f, rows, kHidden, y.data()); }); };
+        const auto norm = [&] {
+            timed("norms", [&] { b.rms_norm(x.data(), ones.data(), 1e-6f, rows, kHidden, y.data()); });
+        };
         for (Layer& l : layers) {
             norm();
             float* outs[] = {qkv.data(), z.data(), beta.data(), alpha.data()};
@@ -135,7 +145,8 @@ struct SmallModel {
                             kContext,
                             l.keys.data(),
                             l.values.data()};
-                timed("attention", [&] { b.attention(a, step, qkv.data(), outs[1], outs[2], mixed.data(), 1024); });
+                timed("attention",
+                      [&] { b.attention(a, step, qkv.data(), outs[1], outs[2], mixed.data(), 1024); });
             } else {
                 DeltaNet d{4,
                            8,
@@ -149,30 +160,34 @@ struct SmallModel {
                            ones.data(),
                            l.conv_state.data(),
                            l.state.data()};
-                timed("delta net",
-                      [&] { b.delta_net(d, step, qkv.data(), z.data(), beta.data(), alpha.data(), mixed.data(), 1024); });
+                timed("delta net", [&] {
+                    b.delta_net(d, step, qkv.data(), z.data(), beta.data(), alpha.data(), mixed.data(), 1024);
+                });
             }
             const Projection out{l.out.get(), y.data(), kHidden};
             timed("out projection", [&] { b.project({&out, 1}, mixed.data(), rows); });
             norm();
-            const Projection choose[] = {{l.router.get(), router.data(), 16}, {l.shared_gate.get(), gate.data(), 1}};
+            const Projection choose[] = {{l.router.get(), router.data(), 16},
+                                         {l.shared_gate.get(), gate.data(), 1}};
             const Routes routes{ids.data(), weights.data(), 4};
             timed("router", [&] {
                 b.project(choose, y.data(), rows);
                 b.route(router.data(), rows, 16, routes);
             });
             timed("experts up", [&] {
-                b.experts_up(*l.gate_up, *l.shared_gate_up, routes, y.data(), rows, act.data(), 64, shared.data(), 128);
+                b.experts_up(*l.gate_up, *l.shared_gate_up, routes, y.data(), rows, act.data(), 64,
+                             shared.data(), 128);
             });
             timed("experts down", [&] {
-                b.experts_down(*l.down, *l.shared_down, routes, act.data(), shared.data(), gate.data(), rows, y.data(),
-                               kHidden);
+                b.experts_down(*l.down, *l.shared_down, routes, act.data(), shared.data(), gate.data(), rows,
+                               y.data(), kHidden);
             });
         }
         const Projection last{head.get(), logits.data(), 2048};
         norm();
         timed("head", [&] { b.project({&last, 1}, y.data() + (rows - 1) * kHidden, 1); });
-        timed("argmax", [&] { b.argmax(logits.data(), 1, 2048, 2029, nullptr, token.data(), finite.data()); });
+        timed("argmax",
+              [&] { b.argmax(logits.data(), 1, 2048, 2029, nullptr, token.data(), finite.data()); });
     }
 
     /// Best of several runs, microseconds a token.
@@ -189,7 +204,8 @@ struct SmallModel {
             }
         }
         std::printf("  %s: %.1f us a token, %.0f tok/s:", what, best * 1e6, 1 / best);
-        for (const auto& [name, t] : parts) std::printf(" %s %.1f", name.c_str(), t / static_cast<double>(steps * rows) * 1e6);
+        for (const auto& [name, t] : parts)
+            std::printf(" %s %.1f", name.c_str(), t / static_cast<double>(steps * rows) * 1e6);
         std::printf("\n");
     }
 };

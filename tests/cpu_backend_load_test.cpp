@@ -1,5 +1,5 @@
-// What the CPU backend takes and refuses of stored weights: codes and scales that would become NaN are named with their tensor,
-// count and place.
+// What the CPU backend takes and refuses of stored weights: codes and scales that would become NaN are named
+// with their tensor, count and place.
 #define BOOST_TEST_MODULE cpu_backend_load
 #include <boost/test/unit_test.hpp>
 
@@ -14,7 +14,8 @@ using reference::StoredMatrix;
 
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                kInfinity = std::numeric_limits<float>::infinity();
 
 /// Loading must fail as bad input with all of the words.
 void check_refused(const MatrixSource& source, const std::vector<std::string>& words) {
@@ -27,15 +28,16 @@ void check_refused(const MatrixSource& source, const std::vector<std::string>& w
 std::vector<float> times_ones(const MatrixSource& source) {
     const auto backend = make_cpu_backend(1);
     const auto matrix = backend->load(source);
-    std::vector<float> x(static_cast<std::size_t>(source.cols), 1.0f), out(static_cast<std::size_t>(source.rows));
+    std::vector<float> x(static_cast<std::size_t>(source.cols), 1.0f),
+        out(static_cast<std::size_t>(source.rows));
     const Projection p{matrix.get(), out.data(), source.rows};
     backend->project({&p, 1}, x.data(), 1);
     return out;
 }
 
 /// 8 bytes with each e2m1 code once, under one scale byte.
-MatrixSource sixteen_codes(const std::vector<std::uint8_t>& codes, const std::uint8_t& scale, float multiplier,
-                           Format format = Format::nvfp4) {
+MatrixSource sixteen_codes(const std::vector<std::uint8_t>& codes, const std::uint8_t& scale,
+                           float multiplier, Format format = Format::nvfp4) {
     MatrixSource s{format, 1, 1, 16, {}};
     RowBlock b;
     b.rows = 1;
@@ -54,7 +56,8 @@ const std::vector<std::uint8_t> kAllCodes{0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0x
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_row_computed_by_hand) {
-    // Every code once, block scale 1, global scale 0.5: 0 .25 .5 .75 1 1.5 2 3 and their negatives. One column at a time.
+    // Every code once, block scale 1, global scale 0.5: 0 .25 .5 .75 1 1.5 2 3 and their negatives. One
+    // column at a time.
     const float want[] = {0, .25f, .5f, .75f, 1, 1.5f, 2, 3, -0.0f, -.25f, -.5f, -.75f, -1, -1.5f, -2, -3};
     const std::uint8_t one = 0x38;
     for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512}) {
@@ -86,7 +89,8 @@ BOOST_AUTO_TEST_CASE(a_scale_that_is_nan_is_refused_unless_it_scales_nothing) {
                       {"experts.3.down_proj.weight", "1 scale is NaN", "row 0, column 0"});
         const std::vector<std::uint8_t> zeros(8, 0x00), signed_zeros(8, 0x80);
         const std::uint8_t largest = 0x7e;
-        BOOST_TEST(times_ones(sixteen_codes(zeros, nan, 1.0f)) == times_ones(sixteen_codes(zeros, largest, 1.0f)));
+        BOOST_TEST(times_ones(sixteen_codes(zeros, nan, 1.0f)) ==
+                   times_ones(sixteen_codes(zeros, largest, 1.0f)));
         BOOST_TEST(times_ones(sixteen_codes(signed_zeros, nan, 1.0f))[0] == 0.0f);
     }
     const std::uint8_t negative = 0xb8, minus_zero = 0x80, e8m0_nan = 0xff;
@@ -117,14 +121,17 @@ BOOST_AUTO_TEST_CASE(codes_that_are_not_numbers_are_counted_and_placed) {
         std::memcpy(&m.codes[m.pitch + 64], &bad, 2);
         check_refused(m.source(), {"test.weight", "1 weight is infinite or NaN", "row 1, column 32"});
         const auto backend = make_cpu_backend(1);
-        BOOST_TEST(refusal(Exit::bad_input, [&] { backend->load_table(m.source(), false); }).find("row 1, column 32") != std::string::npos);
-        const auto on_host =
-            backend->load_table(m.source(), true);  // the file is not read through; the row is checked when used
+        BOOST_TEST(refusal(Exit::bad_input, [&] {
+                       backend->load_table(m.source(), false);
+                   }).find("row 1, column 32") != std::string::npos);
+        const auto on_host = backend->load_table(
+            m.source(), true);  // the file is not read through; the row is checked when used
         std::vector<float> x(33);
         const Row good{0, 0, 0}, row{1, 0, 0};
         backend->embed(*on_host, {{&good, 1}, &good}, x.data());
-        BOOST_TEST(refusal(Exit::bad_input, [&] { backend->embed(*on_host, {{&row, 1}, &row}, x.data()); })
-                       .starts_with("tensor test.weight: the weight at row 1, column 32 is infinite or NaN"));
+        BOOST_TEST(refusal(Exit::bad_input, [&] {
+                       backend->embed(*on_host, {{&row, 1}, &row}, x.data());
+                   }).starts_with("tensor test.weight: the weight at row 1, column 32 is infinite or NaN"));
     }
 }
 
@@ -132,14 +139,16 @@ BOOST_AUTO_TEST_CASE(block_scales_are_found_by_the_row_in_the_stored_tensor) {
     // Tiles of 128 x 128 with scales 1 2 4 8, weights 1: rows 192 to 511 of the tensor, columns 0 to 255.
     const std::vector<std::uint8_t> codes(320 * 256, 0x38);
     const float scales[4][2] = {{1, 1}, {2, 2}, {4, 4}, {8, 8}};
-    const std::uint16_t bf16_scales[4][2] = {{0x3f80, 0x3f80}, {0x4000, 0x4000}, {0x4080, 0x4080}, {0x4100, 0x4100}};
+    const std::uint16_t bf16_scales[4][2] = {
+        {0x3f80, 0x3f80}, {0x4000, 0x4000}, {0x4080, 0x4080}, {0x4100, 0x4100}};
     for (bool bf16 : {false, true}) {
         MatrixSource s{Format::fp8_block, 1, 320, 256, {}};
         RowBlock b;
         b.rows = 320;
         b.codes = reinterpret_cast<const std::byte*>(codes.data());
         b.pitch = 256;
-        b.scales = bf16 ? reinterpret_cast<const std::byte*>(bf16_scales) : reinterpret_cast<const std::byte*>(scales);
+        b.scales = bf16 ? reinterpret_cast<const std::byte*>(bf16_scales)
+                        : reinterpret_cast<const std::byte*>(scales);
         b.scale_pitch = bf16 ? 4 : 8;
         b.scale_type = bf16 ? DType::bf16 : DType::f32;
         b.first_row = 192;
@@ -153,7 +162,8 @@ BOOST_AUTO_TEST_CASE(block_scales_are_found_by_the_row_in_the_stored_tensor) {
     for (float bad : {kNan, -1.0f, kInfinity}) {
         StoredMatrix m(Format::fp8_block, 1, 16, 256, 1);
         std::memcpy(&m.scales[4], &bad, 4);
-        check_refused(m.source(), {"test.weight", "5 scales are NaN, negative or infinite", "row 0, column 1"});
+        check_refused(m.source(),
+                      {"test.weight", "5 scales are NaN, negative or infinite", "row 0, column 1"});
     }
 }
 

@@ -1,5 +1,5 @@
-// Gated DeltaNet and attention of the CPU backend against the scalar reference, token by token, bit by bit: one call, chunks,
-// single rows, several sequences together.
+// Gated DeltaNet and attention of the CPU backend against the scalar reference, token by token, bit by bit:
+// one call, chunks, single rows, several sequences together.
 #define BOOST_TEST_MODULE cpu_backend_mixers
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -22,15 +22,18 @@ std::vector<Row> rows_of(std::int32_t slot, std::int64_t from, std::int64_t to) 
     return rows;
 }
 
-// ---- delta net -------------------------------------------------------------------------------------------------
+// ---- delta net
+// -------------------------------------------------------------------------------------------------
 
 struct DeltaCase {
     DeltaNet net;
     int slots;
     std::vector<float> conv, neg_exp_a, dt_bias, norm, conv_state, state;
 
-    DeltaCase(int key_heads, int value_heads, int key_dim, int value_dim, int taps, int slots_) : slots(slots_) {
-        net = {key_heads, value_heads, key_dim, value_dim, taps, 1e-6f, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    DeltaCase(int key_heads, int value_heads, int key_dim, int value_dim, int taps, int slots_)
+        : slots(slots_) {
+        net = {key_heads, value_heads, key_dim, value_dim, taps,    1e-6f,
+               nullptr,   nullptr,     nullptr, nullptr,   nullptr, nullptr};
         Random random(11);
         conv = random.floats(static_cast<std::size_t>(net.channels() * taps));
         neg_exp_a = random.floats(static_cast<std::size_t>(value_heads));
@@ -65,39 +68,44 @@ struct DeltaInputs {
 };
 
 /// Outputs, then final states, of one sequence by the reference.
-std::vector<float> delta_reference(const DeltaCase& c, const DeltaInputs& in, std::int64_t tokens, std::vector<float>& state,
-                                   std::vector<float>& conv_state) {
+std::vector<float> delta_reference(const DeltaCase& c, const DeltaInputs& in, std::int64_t tokens,
+                                   std::vector<float>& state, std::vector<float>& conv_state) {
     reference::DeltaReference reference(c.net);
     std::vector<float> out(static_cast<std::size_t>(tokens * c.out_width()));
     for (std::int64_t t = 0; t < tokens; ++t)
-        reference.token(
-            &in.qkv[static_cast<std::size_t>(t * c.net.channels())], &in.z[static_cast<std::size_t>(t * c.out_width())],
-            &in.b[static_cast<std::size_t>(t * c.net.value_heads)], &in.a[static_cast<std::size_t>(t * c.net.value_heads)],
-            &out[static_cast<std::size_t>(t * c.out_width())]);
+        reference.token(&in.qkv[static_cast<std::size_t>(t * c.net.channels())],
+                        &in.z[static_cast<std::size_t>(t * c.out_width())],
+                        &in.b[static_cast<std::size_t>(t * c.net.value_heads)],
+                        &in.a[static_cast<std::size_t>(t * c.net.value_heads)],
+                        &out[static_cast<std::size_t>(t * c.out_width())]);
     state = reference.state;
     conv_state.clear();
-    for (std::size_t i = reference.history.size() - static_cast<std::size_t>(c.net.taps - 1); i < reference.history.size(); ++i)
+    for (std::size_t i = reference.history.size() - static_cast<std::size_t>(c.net.taps - 1);
+         i < reference.history.size(); ++i)
         conv_state.insert(conv_state.end(), reference.history[i].begin(), reference.history[i].end());
     return out;
 }
 
-void check_delta(const std::vector<NamedBackend>& all, DeltaCase& c, std::int64_t tokens, const std::vector<std::int64_t>& cuts) {
+void check_delta(const std::vector<NamedBackend>& all, DeltaCase& c, std::int64_t tokens,
+                 const std::vector<std::int64_t>& cuts) {
     const DeltaInputs in(c, tokens, static_cast<std::uint64_t>(tokens));
     std::vector<float> state, conv_state;
     const auto want = delta_reference(c, in, tokens, state, conv_state);
     for (const auto& [name, backend] : all)
         for (const std::int64_t cut : cuts) {
-            const std::string where = name + ", " + std::to_string(tokens) + " tokens by " + std::to_string(cut);
+            const std::string where =
+                name + ", " + std::to_string(tokens) + " tokens by " + std::to_string(cut);
             c.reset();
             const std::int64_t width = c.out_width(), stride = width + 5;
             std::vector<float> out(want.size());
             for (std::int64_t t = 0; t < tokens; t += cut) {
                 const auto rows = rows_of(0, t, std::min(tokens, t + cut));
                 std::vector<float> part(rows.size() * static_cast<std::size_t>(stride));
-                backend->delta_net(c.net, {rows, rows.data()}, &in.qkv[static_cast<std::size_t>(t * c.net.channels())],
-                                   &in.z[static_cast<std::size_t>(t * width)],
-                                   &in.b[static_cast<std::size_t>(t * c.net.value_heads)],
-                                   &in.a[static_cast<std::size_t>(t * c.net.value_heads)], part.data(), stride);
+                backend->delta_net(
+                    c.net, {rows, rows.data()}, &in.qkv[static_cast<std::size_t>(t * c.net.channels())],
+                    &in.z[static_cast<std::size_t>(t * width)],
+                    &in.b[static_cast<std::size_t>(t * c.net.value_heads)],
+                    &in.a[static_cast<std::size_t>(t * c.net.value_heads)], part.data(), stride);
                 for (std::size_t r = 0; r < rows.size(); ++r)
                     std::copy_n(part.begin() + static_cast<std::int64_t>(r) * stride, width,
                                 out.begin() + (t + static_cast<std::int64_t>(r)) * width);
@@ -120,7 +128,8 @@ BOOST_AUTO_TEST_CASE(delta_net_equals_token_by_token_for_every_cut) {
 
 BOOST_AUTO_TEST_CASE(delta_net_of_any_size_and_short_sequences) {
     const auto all = cpu_backends();
-    DeltaCase small(2, 4, 16, 16, 4, 1), odd(2, 2, 40, 20, 3, 1), three(1, 3, 10, 6, 2, 1), uneven(2, 3, 16, 16, 4, 1);
+    DeltaCase small(2, 4, 16, 16, 4, 1), odd(2, 2, 40, 20, 3, 1), three(1, 3, 10, 6, 2, 1),
+        uneven(2, 3, 16, 16, 4, 1);
     for (DeltaCase* c : {&small, &odd, &three, &uneven})
         for (std::int64_t tokens : {1, 2, 3, 4, 5, 9}) check_delta(all, *c, tokens, {1, 2, 4, tokens});
 }
@@ -159,20 +168,22 @@ BOOST_AUTO_TEST_CASE(delta_net_of_several_sequences_is_each_alone) {
     for (const auto& [name, backend] : all) {
         c.reset();
         std::vector<float> out(rows.size() * static_cast<std::size_t>(c.out_width()));
-        backend->delta_net(c.net, {rows, rows.data()}, qkv.data(), z.data(), b.data(), a.data(), out.data(), c.out_width());
+        backend->delta_net(c.net, {rows, rows.data()}, qkv.data(), z.data(), b.data(), a.data(), out.data(),
+                           c.out_width());
         for (std::size_t r = 0; r < rows.size(); ++r) {
             const auto& w = want[static_cast<std::size_t>(from[r].first)];
             const auto width = static_cast<std::size_t>(c.out_width());
-            check_equal(
-                {out.begin() + static_cast<std::int64_t>(r * width), out.begin() + static_cast<std::int64_t>((r + 1) * width)},
-                {w.begin() + from[r].second * c.out_width(), w.begin() + (from[r].second + 1) * c.out_width()},
-                name + ", row " + std::to_string(r));
+            check_equal({out.begin() + static_cast<std::int64_t>(r * width),
+                         out.begin() + static_cast<std::int64_t>((r + 1) * width)},
+                        {w.begin() + from[r].second * c.out_width(),
+                         w.begin() + (from[r].second + 1) * c.out_width()},
+                        name + ", row " + std::to_string(r));
         }
         for (int s = 0; s < kSlots; ++s) {
             const auto& one = state[static_cast<std::size_t>(s)];
             const auto at = static_cast<std::int64_t>(one.size()) * (kSlots - s);
-            check_equal({c.state.begin() + at, c.state.begin() + at + static_cast<std::int64_t>(one.size())}, one,
-                        name + ", state");
+            check_equal({c.state.begin() + at, c.state.begin() + at + static_cast<std::int64_t>(one.size())},
+                        one, name + ", state");
         }
         BOOST_TEST(std::all_of(c.state.begin(), c.state.begin() + static_cast<std::int64_t>(state[0].size()),
                                [](float x) { return x == 0; }));
@@ -180,7 +191,8 @@ BOOST_AUTO_TEST_CASE(delta_net_of_several_sequences_is_each_alone) {
 }
 
 BOOST_AUTO_TEST_CASE(delta_net_gates_at_their_ends) {
-    // exp(-exp(A) * softplus(x)): no decay at all, everything forgotten, and softplus far beyond where exp overflows.
+    // exp(-exp(A) * softplus(x)): no decay at all, everything forgotten, and softplus far beyond where exp
+    // overflows.
     for (const auto& [name, backend] : cpu_backends()) {
         DeltaCase c(1, 2, 16, 16, 4, 1);
         c.neg_exp_a = {-0.0f, -50.0f};
@@ -188,7 +200,8 @@ BOOST_AUTO_TEST_CASE(delta_net_gates_at_their_ends) {
         const DeltaInputs in(c, 3, 5);
         std::vector<float> a(6, 40.0f), out(3 * 32);
         const auto rows = rows_of(0, 0, 3);
-        backend->delta_net(c.net, {rows, rows.data()}, in.qkv.data(), in.z.data(), in.b.data(), a.data(), out.data(), 32);
+        backend->delta_net(c.net, {rows, rows.data()}, in.qkv.data(), in.z.data(), in.b.data(), a.data(),
+                           out.data(), 32);
         reference::DeltaReference reference(c.net);
         std::vector<float> want(out.size());
         for (std::size_t t = 0; t < 3; ++t)
@@ -209,15 +222,17 @@ BOOST_AUTO_TEST_CASE(the_convolution_keeps_its_last_raw_inputs) {
                 for (std::int64_t t = 0; t < tokens; ++t) qkv.insert(qkv.end(), 3, static_cast<float>(t + 1));
                 for (std::int64_t t = 0; t < tokens; t += together ? tokens : 1) {
                     const auto rows = rows_of(0, t, together ? tokens : t + 1);
-                    backend->delta_net(c.net, {rows, rows.data()}, qkv.data() + t * 3, zeros.data(), zeros.data(), zeros.data(),
-                                       out.data(), 1);
+                    backend->delta_net(c.net, {rows, rows.data()}, qkv.data() + t * 3, zeros.data(),
+                                       zeros.data(), zeros.data(), out.data(), 1);
                 }
                 for (std::size_t i = 0; i < 9; ++i)
-                    BOOST_TEST(c.conv_state[i] == want[tokens - 1][i / 3], name << ", " << tokens << " tokens");
+                    BOOST_TEST(c.conv_state[i] == want[tokens - 1][i / 3],
+                               name << ", " << tokens << " tokens");
             }
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------
+// ---- attention
+// -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -227,8 +242,8 @@ struct AttentionCase {
     std::vector<float> q_norm, k_norm, cos, sin;
     std::vector<std::byte> keys, values;
 
-    AttentionCase(int query_heads, int kv_heads, int first_query, int first_kv, int group, int dim, int rotary, KvType kv,
-                  std::int64_t capacity, int slots_)
+    AttentionCase(int query_heads, int kv_heads, int first_query, int first_kv, int group, int dim,
+                  int rotary, KvType kv, std::int64_t capacity, int slots_)
         : slots(slots_) {
         Random random(21);
         q_norm = random.floats(static_cast<std::size_t>(dim), 2.0f);
@@ -255,7 +270,8 @@ struct AttentionCase {
         reset();
     }
     void reset() {
-        keys.assign(static_cast<std::size_t>(slots * a.kv_heads * a.capacity * a.head_dim) * size_of(a.kv), std::byte{0});
+        keys.assign(static_cast<std::size_t>(slots * a.kv_heads * a.capacity * a.head_dim) * size_of(a.kv),
+                    std::byte{0});
         values = keys;
         a.keys = keys.data();
         a.values = values.data();
@@ -274,7 +290,8 @@ struct AttentionInputs {
     }
 };
 
-std::vector<float> attention_reference(const AttentionCase& c, const AttentionInputs& in, std::int64_t tokens) {
+std::vector<float> attention_reference(const AttentionCase& c, const AttentionInputs& in,
+                                       std::int64_t tokens) {
     reference::AttentionReference reference(c.a);
     std::vector<float> out(static_cast<std::size_t>(tokens * c.out_width()));
     const std::int64_t kv = c.a.kv_heads * c.a.head_dim;
@@ -296,15 +313,16 @@ void check_attention(const std::vector<NamedBackend>& all, AttentionCase& c, std
             for (std::int64_t t = 0; t < tokens; t += cut) {
                 const auto rows = rows_of(0, t, std::min(tokens, t + cut));
                 std::vector<float> part(rows.size() * static_cast<std::size_t>(stride));
-                backend->attention(c.a, {rows, rows.data()}, in.qg.data() + t * 2 * width, in.k.data() + t * kv,
-                                   in.v.data() + t * kv, part.data(), stride);
+                backend->attention(c.a, {rows, rows.data()}, in.qg.data() + t * 2 * width,
+                                   in.k.data() + t * kv, in.v.data() + t * kv, part.data(), stride);
                 for (std::size_t r = 0; r < rows.size(); ++r)
                     std::copy_n(part.begin() + static_cast<std::int64_t>(r) * stride, width,
                                 out.begin() + (t + static_cast<std::int64_t>(r)) * width);
             }
             check_equal(out, want,
-                        name + ", " + std::string(name_of(c.a.kv)) + ", head dim " + std::to_string(c.a.head_dim) + ", " +
-                            std::to_string(tokens) + " tokens by " + std::to_string(cut));
+                        name + ", " + std::string(name_of(c.a.kv)) + ", head dim " +
+                            std::to_string(c.a.head_dim) + ", " + std::to_string(tokens) + " tokens by " +
+                            std::to_string(cut));
         }
 }
 
@@ -352,10 +370,13 @@ BOOST_AUTO_TEST_CASE(attention_of_several_sequences_is_each_alone) {
         backend->attention(c.a, {rows, rows.data()}, qg.data(), k.data(), v.data(), out.data(), width);
         check_equal(out, want, name);
         auto beyond = rows_of(0, c.a.capacity, c.a.capacity + 1);
-        BOOST_CHECK_THROW(backend->attention(c.a, {beyond, beyond.data()}, qg.data(), k.data(), v.data(), out.data(), width),
+        BOOST_CHECK_THROW(backend->attention(c.a, {beyond, beyond.data()}, qg.data(), k.data(), v.data(),
+                                             out.data(), width),
                           Error);
         std::vector<Row> gap{{0, 0, 1}, {0, 0, 3}};
-        BOOST_CHECK_THROW(backend->attention(c.a, {gap, gap.data()}, qg.data(), k.data(), v.data(), out.data(), width), Error);
+        BOOST_CHECK_THROW(
+            backend->attention(c.a, {gap, gap.data()}, qg.data(), k.data(), v.data(), out.data(), width),
+            Error);
     }
 }
 

@@ -1,4 +1,5 @@
-// The CPU backend against the scalar reference of every step, bit by bit: each instruction set, threads, any number of rows.
+// The CPU backend against the scalar reference of every step, bit by bit: each instruction set, threads, any
+// number of rows.
 #define BOOST_TEST_MODULE cpu_backend
 #include "cpu_backend.hpp"
 
@@ -17,10 +18,12 @@ using reference::StoredMatrix;
 
 namespace {
 
-constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4};
+constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4,
+                               Format::mxfp4};
 
-void check_projection(const std::vector<NamedBackend>& all, Format f, std::int64_t matrix_rows, std::int64_t cols,
-                      const std::vector<std::int64_t>& row_counts, const std::vector<float>& x) {
+void check_projection(const std::vector<NamedBackend>& all, Format f, std::int64_t matrix_rows,
+                      std::int64_t cols, const std::vector<std::int64_t>& row_counts,
+                      const std::vector<float>& x) {
     const StoredMatrix stored(f, 1, matrix_rows, cols, static_cast<std::uint64_t>(matrix_rows * 7 + cols));
     const auto most = *std::max_element(row_counts.begin(), row_counts.end());
     std::vector<float> want;
@@ -76,7 +79,8 @@ BOOST_AUTO_TEST_CASE(activations_of_every_size) {
                                     : num::float_of((u & 0x807fffffu) | (random.bits() % 240) << 23);
     }
     std::fill_n(x.begin() + 256, 256, 0.0f);  // a row of zeros
-    for (std::size_t i = 768; i < 1024; ++i) x[i] = i % 50 ? 0.0f : num::pow2(120);  // 256 times these would overflow
+    for (std::size_t i = 768; i < 1024; ++i)
+        x[i] = i % 50 ? 0.0f : num::pow2(120);  // 256 times these would overflow
     for (Format f : kFormats) check_projection(all, f, 33, 256, {1, 3, 10}, x);
     // e4m3 subnormals alone: codes 1 to 7
     for (const auto& [name, backend] : all) {
@@ -94,7 +98,8 @@ BOOST_AUTO_TEST_CASE(activations_of_every_size) {
 BOOST_AUTO_TEST_CASE(a_value_that_is_not_finite_reaches_every_output) {
     for (const auto& [name, backend] : cpu_backends())
         for (Format f : kFormats)
-            for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
+            for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                              std::nanf("")}) {
                 const StoredMatrix stored(f, 1, 16, 64, 9);
                 const auto matrix = backend->load(stored.source());
                 std::vector<float> x(64, 1.0f), out(16);
@@ -108,16 +113,19 @@ BOOST_AUTO_TEST_CASE(a_value_that_is_not_finite_reaches_every_output) {
 BOOST_AUTO_TEST_CASE(several_matrices_read_the_same_input) {
     Random random(4);
     const auto x = random.floats(40 * 256);
-    const StoredMatrix a(Format::fp8_row, 1, 200, 256, 1), b(Format::nvfp4, 1, 8, 256, 2), c(Format::bf16, 1, 0, 256, 3);
+    const StoredMatrix a(Format::fp8_row, 1, 200, 256, 1), b(Format::nvfp4, 1, 8, 256, 2),
+        c(Format::bf16, 1, 0, 256, 3);
     std::vector<float> want_a, want_b;
     for (int t = 0; t < 40; ++t) {
         for (int r = 0; r < 200; ++r) want_a.push_back(a.dot(0, r, &x[static_cast<std::size_t>(t) * 256]));
         for (int r = 0; r < 8; ++r) want_b.push_back(b.dot(0, r, &x[static_cast<std::size_t>(t) * 256]));
     }
     for (const auto& [name, backend] : cpu_backends()) {
-        const auto ma = backend->load(a.source()), mb = backend->load(b.source()), mc = backend->load(c.source());
+        const auto ma = backend->load(a.source()), mb = backend->load(b.source()),
+                   mc = backend->load(c.source());
         std::vector<float> out_a(want_a.size()), out_b(want_b.size());
-        const Projection p[] = {{ma.get(), out_a.data(), 200}, {mc.get(), nullptr, 0}, {mb.get(), out_b.data(), 8}};
+        const Projection p[] = {
+            {ma.get(), out_a.data(), 200}, {mc.get(), nullptr, 0}, {mb.get(), out_b.data(), 8}};
         backend->project(p, x.data(), 40);
         check_equal(out_a, want_a, name + ", first");
         check_equal(out_b, want_b, name + ", last");
@@ -132,7 +140,8 @@ BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
             Random random(static_cast<std::uint64_t>(rows));
             const StoredMatrix up(f, kExperts, 2 * kWidth, kHidden, 1),
                 shared_up(f == Format::bf16 ? Format::nvfp4 : f, 1, 2 * kShared, kHidden, 2);
-            const StoredMatrix down(f, kExperts, kHidden, kWidth, 3), shared_down(Format::bf16, 1, kHidden, kShared, 4);
+            const StoredMatrix down(f, kExperts, kHidden, kWidth, 3),
+                shared_down(Format::bf16, 1, kHidden, kShared, 4);
             const auto n = static_cast<std::size_t>(rows);
             const auto x = random.floats(n * kHidden, 2.0f), logits = random.floats(n * kExperts, 3.0f),
                        gate = random.floats(n, 2.0f);
@@ -143,23 +152,25 @@ BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
             for (std::size_t t = 0; t < n; ++t) {
                 for (std::size_t c = t * kTop; c < (t + 1) * kTop; ++c)
                     for (int i = 0; i < kWidth; ++i)
-                        act.push_back(
-                            num::expert_act(up.dot(ids[c], i, &x[t * kHidden]), up.dot(ids[c], i + kWidth, &x[t * kHidden])));
+                        act.push_back(num::expert_act(up.dot(ids[c], i, &x[t * kHidden]),
+                                                      up.dot(ids[c], i + kWidth, &x[t * kHidden])));
                 for (int i = 0; i < kShared; ++i)
-                    shared_act.push_back(
-                        num::expert_act(shared_up.dot(0, i, &x[t * kHidden]), shared_up.dot(0, i + kShared, &x[t * kHidden])));
+                    shared_act.push_back(num::expert_act(shared_up.dot(0, i, &x[t * kHidden]),
+                                                         shared_up.dot(0, i + kShared, &x[t * kHidden])));
                 for (int r = 0; r < kHidden; ++r) {
                     float acc = 0.0f;
                     for (std::size_t c = t * kTop; c < (t + 1) * kTop; ++c)
                         acc = num::expert_add(weights[c], down.dot(ids[c], r, &act[c * kWidth]), acc);
-                    out[t * kHidden + static_cast<std::size_t>(r)] =
-                        num::expert_add(num::sigmoid(gate[t]), shared_down.dot(0, r, &shared_act[t * kShared]), acc);
+                    out[t * kHidden + static_cast<std::size_t>(r)] = num::expert_add(
+                        num::sigmoid(gate[t]), shared_down.dot(0, r, &shared_act[t * kShared]), acc);
                 }
             }
             for (const auto& [name, backend] : all) {
-                const std::string where = name + ", " + std::string(name_of(f)) + ", " + std::to_string(rows) + " rows";
+                const std::string where =
+                    name + ", " + std::string(name_of(f)) + ", " + std::to_string(rows) + " rows";
                 const auto m_up = backend->load(up.source()), m_shared_up = backend->load(shared_up.source());
-                const auto m_down = backend->load(down.source()), m_shared_down = backend->load(shared_down.source());
+                const auto m_down = backend->load(down.source()),
+                           m_shared_down = backend->load(shared_down.source());
                 std::vector<std::int32_t> got_ids(n * kTop);
                 std::vector<float> got_weights(n * kTop), got_act(act.size()), got_shared(shared_act.size()),
                     got(out.size(), 3.0f);
@@ -167,12 +178,12 @@ BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
                 backend->route(logits.data(), rows, kExperts, routes);
                 BOOST_TEST(got_ids == ids, where);
                 check_equal(got_weights, weights, where + ", weights");
-                backend->experts_up(*m_up, *m_shared_up, routes, x.data(), rows, got_act.data(), kWidth, got_shared.data(),
-                                    kShared);
+                backend->experts_up(*m_up, *m_shared_up, routes, x.data(), rows, got_act.data(), kWidth,
+                                    got_shared.data(), kShared);
                 check_equal(got_act, act, where + ", act");
                 check_equal(got_shared, shared_act, where + ", shared act");
-                backend->experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), rows,
-                                      got.data(), kHidden);
+                backend->experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(),
+                                      gate.data(), rows, got.data(), kHidden);
                 check_equal(got, out, where + ", out");
             }
         }
@@ -208,7 +219,8 @@ BOOST_AUTO_TEST_CASE(routing_takes_the_lower_id_on_a_tie) {
 
 BOOST_AUTO_TEST_CASE(argmax_skips_padding_masks_and_reports_what_is_not_finite) {
     for (const auto& [name, backend] : cpu_backends()) {
-        std::vector<float> logits{0, 5, 5, 7, 1, 9, /* row 2 */ -1, -2, -1, std::numeric_limits<float>::infinity(), -8, 9};
+        std::vector<float> logits{
+            0, 5, 5, 7, 1, 9, /* row 2 */ -1, -2, -1, std::numeric_limits<float>::infinity(), -8, 9};
         const std::vector<std::uint8_t> masked{0, 0, 0, 1, 0};
         std::vector<std::int32_t> token(2), finite(2);
         backend->argmax(logits.data(), 2, 6, 5, masked.data(), token.data(), finite.data());
@@ -226,11 +238,11 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
                    w = random.floats(static_cast<std::size_t>(width));
         std::vector<float> want;
         for (int t = 0; t < 3; ++t) {
-            const float scale =
-                num::rms_scale(num::sum_of_squares(&x[static_cast<std::size_t>(t * width)], width), width, 1e-6f);
+            const float scale = num::rms_scale(
+                num::sum_of_squares(&x[static_cast<std::size_t>(t * width)], width), width, 1e-6f);
             for (std::int64_t i = 0; i < width; ++i)
-                want.push_back(
-                    num::rms_apply(x[static_cast<std::size_t>(t * width + i)], scale, w[static_cast<std::size_t>(i)]));
+                want.push_back(num::rms_apply(x[static_cast<std::size_t>(t * width + i)], scale,
+                                              w[static_cast<std::size_t>(i)]));
         }
         for (const auto& [name, backend] : cpu_backends()) {
             std::vector<float> y(want.size()), h = x, sum = x;
@@ -252,7 +264,8 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
             for (const Row& row : host)
                 for (std::size_t i = 0; i < 20; ++i) {
                     std::uint16_t code;
-                    std::memcpy(&code, &table.codes[static_cast<std::size_t>(row.token) * table.pitch + 2 * i], 2);
+                    std::memcpy(&code,
+                                &table.codes[static_cast<std::size_t>(row.token) * table.pitch + 2 * i], 2);
                     want.push_back(num::from_bf16(code));
                 }
             check_equal(x, want, name);
@@ -272,7 +285,8 @@ BOOST_AUTO_TEST_CASE(the_environment_chooses_the_kernels) {
 
 BOOST_AUTO_TEST_CASE(memory_is_zeroed_aligned_and_free_until_touched) {
     const auto backend = make_cpu_backend(1);
-    for (std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20, std::size_t{5000001}}) {
+    for (std::size_t bytes :
+         {std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20, std::size_t{5000001}}) {
         auto* p = static_cast<unsigned char*>(backend->allocate(bytes, "test"));
         BOOST_TEST(reinterpret_cast<std::uintptr_t>(p) % 64 == 0u);
         BOOST_TEST(std::all_of(p, p + bytes, [](unsigned char c) { return c == 0; }));

@@ -23,12 +23,15 @@ void check_fleet(const std::string& model, const FleetOptions& options) {
         const Workspace w = workspace_of(fleet.config(), fleet.plan(), r);
         held.workspace = all - held.arrays() + 4 * static_cast<std::uint64_t>(w.token_mask + w.chosen);
         for (const auto& group : kByteGroups)
-            BOOST_TEST((held.*group.bytes) == (planned.*group.bytes), model << ", rank " << r << " of " << options.ranks << ": " << group.name << " is planned with "
-                                                                       << planned.*group.bytes << " bytes and holds " << held.*group.bytes);
+            BOOST_TEST((held.*group.bytes) == (planned.*group.bytes),
+                       model << ", rank " << r << " of " << options.ranks << ": " << group.name
+                             << " is planned with " << planned.*group.bytes << " bytes and holds "
+                             << held.*group.bytes);
     }
 }
 
-const std::vector<double> kCuts[] = {{1}, {1, 1}, {3, 1}, {9, 7}, {1, 0}, {0, 1}, {40, 1}, {5, 2, 1}, {1, 0, 1}, {30, 1, 1}};
+const std::vector<double> kCuts[] = {{1},    {1, 1},  {3, 1},    {9, 7},    {1, 0},
+                                     {0, 1}, {40, 1}, {5, 2, 1}, {1, 0, 1}, {30, 1, 1}};
 
 }  // namespace
 

@@ -1,5 +1,6 @@
-// Inputs that someone made to hurt: found by the fuzz targets (tests/fuzz) or by reading the code they run. Each is refused, or
-// read, in time that grows no faster than its size, and what is said of it stays one line.
+// Inputs that someone made to hurt: found by the fuzz targets (tests/fuzz) or by reading the code they run.
+// Each is refused, or read, in time that grows no faster than its size, and what is said of it stays one
+// line.
 #define BOOST_TEST_MODULE hostile_input
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -100,7 +101,8 @@ BOOST_AUTO_TEST_SUITE(messages)
 BOOST_AUTO_TEST_CASE(control_characters_are_written_out) {
     BOOST_TEST(printable("plain \xC3\xA9 text") == "plain \xC3\xA9 text");
     BOOST_TEST(printable("a\nb\x1b[2Jc\x7f") == "a\\x0ab\\x1b[2Jc\\x7f");
-    BOOST_TEST(printable("\xC2\x9B" "31m \xC2\xA9 \xC2") == "\\xc2\\x9b31m \xC2\xA9 \xC2");
+    BOOST_TEST(printable("\xC2\x9B"
+                         "31m \xC2\xA9 \xC2") == "\\xc2\\x9b31m \xC2\xA9 \xC2");
     BOOST_TEST(printable(std::string(1, '\0')) == "\\x00");
     const Error error(Exit::failure, "one\nftmpi: error: two", "three\r");
     BOOST_TEST(error.what() == std::string("one\\x0aftmpi: error: two"));
@@ -110,23 +112,28 @@ BOOST_AUTO_TEST_CASE(control_characters_are_written_out) {
 // A value of a file must not move the cursor of who reads the message, nor look like a message of its own.
 BOOST_AUTO_TEST_CASE(values_of_files_cannot_forge_messages) {
     const std::string escape = R"(\u001b[2J\nftmpi: all well\u009b1m)";
-    BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { load(R"({"model_type":")" + escape + "\"}"); }), "\\x1b[2J\\x0aftmpi"));
+    BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { load(R"({"model_type":")" + escape + "\"}"); }),
+                    "\\x1b[2J\\x0aftmpi"));
     TokenizerFile tokenizer;
     tokenizer.normalizer = R"({"type": ")" + escape + "\"}";
     BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { tokenizer.load(); }), "\\x1b[2J\\x0aftmpi"));
     BOOST_TEST(says(safe_refusal(Exit::usage, [] { parse({"--\x1b[2J"}); }), "\\x1b[2J"));
 
     const TemporaryDirectory folder;
-    write_raw_safetensors(folder / "model.safetensors", "{\"a\xC2\x9B\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
-    BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { Checkpoint::open(folder.path()); }), "control character"));
+    write_raw_safetensors(folder / "model.safetensors",
+                          "{\"a\xC2\x9B\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
+    BOOST_TEST(
+        says(safe_refusal(Exit::bad_input, [&] { Checkpoint::open(folder.path()); }), "control character"));
     write_raw_safetensors(folder / "model.safetensors",
                           R"({"visual.a":{"dtype":"\u001b\u009b","shape":[0],"data_offsets":[0,0]}})");
     const auto checkpoint = Checkpoint::open(folder.path());
     BOOST_REQUIRE(checkpoint.warnings().size() == 1u);
     BOOST_TEST(checkpoint.warnings()[0] == printable(checkpoint.warnings()[0]));
 
-    const auto config = load(small_config(R"(,"eos_token_id":1,"quantization_config":{"quant_method":"modelopt","quant_algo":"FP8",
-        "kv_cache_quant_algo":")" + escape + R"(","producer":{"name":")" + escape + R"("},"ignore":["a\u001b"]})"));
+    const auto config = load(
+        small_config(R"(,"eos_token_id":1,"quantization_config":{"quant_method":"modelopt","quant_algo":"FP8",
+        "kv_cache_quant_algo":")" +
+                     escape + R"(","producer":{"name":")" + escape + R"("},"ignore":["a\u001b"]})"));
     BOOST_REQUIRE(config.warnings.size() == 1u);
     BOOST_TEST(config.warnings[0] == printable(config.warnings[0]));
     BOOST_TEST(config.quantization == printable(config.quantization));
@@ -143,29 +150,62 @@ BOOST_AUTO_TEST_CASE(expressions_mean_what_they_say) {
         return e.kind() == Expression::Kind::plain && e.matches_start(text);
     };
     const std::vector<std::pair<std::string, std::string>> yes = {
-        {"", "x"}, {"a", "ab"}, {"a|b", "b"}, {"|x", ""}, {"(?:a|b)+c", "abac"}, {"a*b", "b"}, {"a+?b", "aab"}, {"a{2}", "aa"},
-        {"a{2,}b", "aaaab"}, {"a{1,3}b", "aaab"}, {"a{,2}", "a{,2}"}, {"{", "{"}, {"^a$", "a"}, {"(^a|b)$", "b"}, {"a.c", "abc"},
-        {"[a-c]x", "bx"}, {"[^a-c]", "d"}, {"[]a]", "]"}, {"[a-]", "-"}, {"[\\d.]+$", "1.2"}, {"\\w+\\.\\w+$", "a_1.b"},
-        {"\\D\\S\\W", "a.-"}, {"model\\.layers\\.[0-9]+\\.mlp\\.gate$", "model.layers.12.mlp.gate"}, {".*lm_head", "a.lm_head.b"},
-        {"(a*)*b", "aab"}, {"()*a", "a"}, {"(a|b)*$", ""}, {"\xC3\xA9", "\xC3\xA9"}, {"(){3}x", "x"}, {"(a?){3}b", "ab"}};
-    for (const auto& [expression, text] : yes) BOOST_TEST(matches(expression, text), expression + " on " + text);
+        {"", "x"},
+        {"a", "ab"},
+        {"a|b", "b"},
+        {"|x", ""},
+        {"(?:a|b)+c", "abac"},
+        {"a*b", "b"},
+        {"a+?b", "aab"},
+        {"a{2}", "aa"},
+        {"a{2,}b", "aaaab"},
+        {"a{1,3}b", "aaab"},
+        {"a{,2}", "a{,2}"},
+        {"{", "{"},
+        {"^a$", "a"},
+        {"(^a|b)$", "b"},
+        {"a.c", "abc"},
+        {"[a-c]x", "bx"},
+        {"[^a-c]", "d"},
+        {"[]a]", "]"},
+        {"[a-]", "-"},
+        {"[\\d.]+$", "1.2"},
+        {"\\w+\\.\\w+$", "a_1.b"},
+        {"\\D\\S\\W", "a.-"},
+        {"model\\.layers\\.[0-9]+\\.mlp\\.gate$", "model.layers.12.mlp.gate"},
+        {".*lm_head", "a.lm_head.b"},
+        {"(a*)*b", "aab"},
+        {"()*a", "a"},
+        {"(a|b)*$", ""},
+        {"\xC3\xA9", "\xC3\xA9"},
+        {"(){3}x", "x"},
+        {"(a?){3}b", "ab"}};
+    for (const auto& [expression, text] : yes)
+        BOOST_TEST(matches(expression, text), expression + " on " + text);
     const std::vector<std::pair<std::string, std::string>> no = {
-        {"a", "ba"}, {"a+b", "b"}, {"a{2}$", "a"}, {"a{1,3}b", "aaaab"}, {"a{2,}b", "ab"}, {"^a$", "ab"}, {"a^b", "ab"}, {"a.c", "a\nc"},
-        {"[a-c]$", "d"}, {"[^a]", "a"}, {"\\d", "x"}, {"(ab)+$", "aba"}, {"a|b", "c"}, {"a\\.b", "axb"}, {"(a?){3}b", "aaaab"}, {"x", ""}};
-    for (const auto& [expression, text] : no) BOOST_TEST(!matches(expression, text), expression + " on " + text);
-    for (const std::string bad : {"(", ")", "(a", "a)", "*", "a**", "+a", "[", "[a", "[b-a]", "\\", "a{3,2}", "(|*)", "[\\d-a-"})
+        {"a", "ba"},      {"a+b", "b"},     {"a{2}$", "a"},        {"a{1,3}b", "aaaab"},
+        {"a{2,}b", "ab"}, {"^a$", "ab"},    {"a^b", "ab"},         {"a.c", "a\nc"},
+        {"[a-c]$", "d"},  {"[^a]", "a"},    {"\\d", "x"},          {"(ab)+$", "aba"},
+        {"a|b", "c"},     {"a\\.b", "axb"}, {"(a?){3}b", "aaaab"}, {"x", ""}};
+    for (const auto& [expression, text] : no)
+        BOOST_TEST(!matches(expression, text), expression + " on " + text);
+    for (const std::string bad :
+         {"(", ")", "(a", "a)", "*", "a**", "+a", "[", "[a", "[b-a]", "\\", "a{3,2}", "(|*)", "[\\d-a-"})
         BOOST_TEST((Expression(bad).kind() == Expression::Kind::malformed), bad);
-    for (const std::string& other : {std::string("(?!a)b"), std::string("(?<=a)b"), std::string("(a)\\1"), std::string("\\bx"),
-                                     std::string("[\xC3\xA9]"), std::string("((a{100}){100}){100}"), many(100, "(") + many(100, ")"),
-                                     std::string(100'000, 'a')})
+    for (const std::string& other :
+         {std::string("(?!a)b"), std::string("(?<=a)b"), std::string("(a)\\1"), std::string("\\bx"),
+          std::string("[\xC3\xA9]"), std::string("((a{100}){100}){100}"), many(100, "(") + many(100, ")"),
+          std::string(100'000, 'a')})
         BOOST_TEST((Expression(other).kind() == Expression::Kind::beyond), other.substr(0, 40));
 }
 
 BOOST_AUTO_TEST_CASE(ignore_expressions_cannot_take_all_time_or_stack) {
     const std::vector<std::string> names = {std::string(100'000, 'a'), std::string(2'000, 'a') + ".weight"};
     in_seconds(20, [&] {
-        for (const std::string& text : {std::string("(a*)*b"), std::string("(a|a)*b"), std::string("(a|aa)+$"), std::string(".*.*.*.*b"),
-                                        many(30, "a?") + many(30, "a") + "b", many(5'000, "("), std::string("(a{0,60}){0,60}b")}) {
+        for (const std::string& text :
+             {std::string("(a*)*b"), std::string("(a|a)*b"), std::string("(a|aa)+$"),
+              std::string(".*.*.*.*b"), many(30, "a?") + many(30, "a") + "b", many(5'000, "("),
+              std::string("(a{0,60}){0,60}b")}) {
             ModelConfig config;
             config.ignore_patterns = {"re:" + text};
             BOOST_TEST(check_ignores(config, names).unmatched.size() <= 1u);
@@ -175,18 +215,24 @@ BOOST_AUTO_TEST_CASE(ignore_expressions_cannot_take_all_time_or_stack) {
 
 BOOST_AUTO_TEST_CASE(ignore_lists_cannot_take_all_time) {
     std::vector<std::string> names;
-    for (int i = 0; i < 30'000; ++i) names.push_back("model.layers.0.mlp.experts." + std::to_string(i) + ".down_proj.weight");
+    for (int i = 0; i < 30'000; ++i)
+        names.push_back("model.layers.0.mlp.experts." + std::to_string(i) + ".down_proj.weight");
     names.push_back(std::string(100'000, 'a'));
     names.push_back(many(50'000, ".ab"));
     names.push_back("lm_head.weight");
     const auto list = [](std::size_t count, const std::string& before, const std::string& after) {
         ModelConfig config;
-        for (std::size_t i = 0; i < count; ++i) config.ignore_patterns.push_back(before + std::to_string(i) + after);
+        for (std::size_t i = 0; i < count; ++i)
+            config.ignore_patterns.push_back(before + std::to_string(i) + after);
         return config;
     };
-    std::vector<ModelConfig> lists = {list(200'000, "foo.bar", ""), list(2'000, "*foo", "*"), list(1'000, "re:.*foo", ".*$"),
-                                      list(5, "*" + many(50'000, "a"), "b"), {}};
-    lists.back().ignore_patterns.assign(20, many(20'000, ".ab").substr(1, 59'998));  // found often, never before a dot
+    std::vector<ModelConfig> lists = {list(200'000, "foo.bar", ""),
+                                      list(2'000, "*foo", "*"),
+                                      list(1'000, "re:.*foo", ".*$"),
+                                      list(5, "*" + many(50'000, "a"), "b"),
+                                      {}};
+    lists.back().ignore_patterns.assign(
+        20, many(20'000, ".ab").substr(1, 59'998));  // found often, never before a dot
     // Too long to be compared to the end: what was, is said; what was not, is counted.
     in_seconds(60, [&] {
         for (auto& config : lists) {
@@ -198,7 +244,8 @@ BOOST_AUTO_TEST_CASE(ignore_lists_cannot_take_all_time) {
         }
     });
     // Short ones are.
-    for (const auto& config : {list(300, "foo.bar", ""), list(20, "*foo", "*"), list(10, "re:.*foo", ".*$")}) {
+    for (const auto& config :
+         {list(300, "foo.bar", ""), list(20, "*foo", "*"), list(10, "re:.*foo", ".*$")}) {
         const auto check = check_ignores(config, names);
         BOOST_TEST(check.not_compared == 0u);
         BOOST_TEST(check.unmatched.size() == config.ignore_patterns.size());
@@ -215,8 +262,10 @@ BOOST_AUTO_TEST_CASE(long_lists_are_read_in_linear_time) {
         layers += comma + "\"m" + n + R"(":{"quant_algo":"FP8"})";
     }
     in_seconds(20, [&] {
-        const auto config = load(small_config(",\"eos_token_id\":[" + ids + R"(],"quantization_config":{"quant_method":"modelopt",
-            "quant_algo":"MIXED_PRECISION","ignore":[)" + ignore + "],\"quantized_layers\":{" + layers + "}}"));
+        const auto config = load(small_config(",\"eos_token_id\":[" + ids +
+                                              R"(],"quantization_config":{"quant_method":"modelopt",
+            "quant_algo":"MIXED_PRECISION","ignore":[)" +
+                                              ignore + "],\"quantized_layers\":{" + layers + "}}"));
         BOOST_TEST(config.stop_ids.size() == static_cast<std::size_t>(count));
         BOOST_TEST(config.ignore_patterns.size() == static_cast<std::size_t>(count));
         BOOST_TEST(config.quantized_layers.size() == static_cast<std::size_t>(count));
@@ -229,8 +278,8 @@ BOOST_AUTO_TEST_SUITE(tokenizers)
 BOOST_AUTO_TEST_CASE(no_pattern_takes_more_than_linear_time) {
     const std::string text = std::string(300'000, 'a');
     for (const std::string pattern :
-         {"a*[bc]", "(?:a|aa)*c", "(a+)+c", "a{1,50}a{1,50}a{1,50}c", "(?=.*x)a", "(?:(?=.*x)a?b?){0,100}c", "(?:.*?x|a*y)", "(?!a*x)b",
-          "(?!a*x)a", "(?<=b)a|a*a*a*c", "(?=a{400})b"}) {
+         {"a*[bc]", "(?:a|aa)*c", "(a+)+c", "a{1,50}a{1,50}a{1,50}c", "(?=.*x)a", "(?:(?=.*x)a?b?){0,100}c",
+          "(?:.*?x|a*y)", "(?!a*x)b", "(?!a*x)a", "(?<=b)a|a*a*a*c", "(?=a{400})b"}) {
         TokenizerFile file;
         file.pattern = pattern;
         const auto tokenizer = file.load();
@@ -239,9 +288,7 @@ BOOST_AUTO_TEST_CASE(no_pattern_takes_more_than_linear_time) {
                 std::string all;
                 for (const auto id : tokenizer.encode(text)) all += tokenizer.bytes(id);
                 BOOST_TEST((all == text), pattern);
-            } catch (const Error& e) {
-                BOOST_TEST(says(e.what(), "more than linear time"));
-            }
+            } catch (const Error& e) { BOOST_TEST(says(e.what(), "more than linear time")); }
         });
     }
 }
@@ -252,7 +299,8 @@ BOOST_AUTO_TEST_CASE(pieces_longer_than_a_window) {
     file.pattern = "a+b|c[ac]*d|a";
     const auto tokenizer = file.load();
     const std::string run(3'000, 'a');
-    // The run ends with b: one piece, so its last two letters are joined. Before c there is no b: every a is a piece.
+    // The run ends with b: one piece, so its last two letters are joined. Before c there is no b: every a is
+    // a piece.
     const auto joined = tokenizer.encode(run + "b");
     BOOST_TEST((joined.size() == run.size() && joined.back() == 256));
     BOOST_TEST(tokenizer.encode(std::string(50, 'a') + "c").size() == 51u);
@@ -269,7 +317,8 @@ BOOST_AUTO_TEST_CASE(added_tokens_have_a_longest_length) {
         BOOST_TEST((tokenizer.encode(std::string(2048, 'a')) == std::vector<std::int32_t>{300, 300}));
     });
     file.added = added_token(300, std::string(1025, 'a'));
-    BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { file.load(); }), "a token of 1025 bytes is not implemented, at most 1024 are"));
+    BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { file.load(); }),
+                    "a token of 1025 bytes is not implemented, at most 1024 are"));
 }
 
 // Children of a node are found by halving, signed or not.
@@ -287,7 +336,9 @@ BOOST_AUTO_TEST_CASE(added_tokens_of_all_bytes) {
     }
     const auto tokenizer = file.load();
     for (std::size_t i = 0; i < texts.size(); ++i)
-        BOOST_TEST((tokenizer.encode("x" + texts[i] + "y") == std::vector<std::int32_t>{'x', 300 + static_cast<std::int32_t>(i), 'y'}), texts[i]);
+        BOOST_TEST((tokenizer.encode("x" + texts[i] + "y") ==
+                    std::vector<std::int32_t>{'x', 300 + static_cast<std::int32_t>(i), 'y'}),
+                   texts[i]);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
@@ -298,12 +349,25 @@ BOOST_AUTO_TEST_CASE(names_and_values_of_a_megabyte) {
     const std::string megabyte(1'000'000, 'm');
     in_seconds(10, [&] {
         write_file(folder / "job", megabyte + " = x\n");
-        BOOST_TEST(says(safe_refusal(Exit::usage, [&] { parse({"--job", (folder / "job").string()}); }), "unknown key"));
-        write_file(folder / "job", "backend = " + megabyte + "\nmodel = m\nprompt = p\n");
-        BOOST_TEST(says(safe_refusal(Exit::usage, [&] { parse({"--job", (folder / "job").string()}); }), "must be one of"));
-        write_file(folder / "prompts", "{\"" + megabyte + "\": 1}\n");
-        BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { read_prompts(parse({"--model", "m", "--prompts", (folder / "prompts").string()})); }),
+        BOOST_TEST(says(safe_refusal(Exit::usage,
+                                     [&] {
+                                         parse({"--job", (folder / "job").string()});
+                                     }),
                         "unknown key"));
+        write_file(folder / "job", "backend = " + megabyte + "\nmodel = m\nprompt = p\n");
+        BOOST_TEST(says(safe_refusal(Exit::usage,
+                                     [&] {
+                                         parse({"--job", (folder / "job").string()});
+                                     }),
+                        "must be one of"));
+        write_file(folder / "prompts", "{\"" + megabyte + "\": 1}\n");
+        BOOST_TEST(
+            says(safe_refusal(
+                     Exit::bad_input,
+                     [&] {
+                         read_prompts(parse({"--model", "m", "--prompts", (folder / "prompts").string()}));
+                     }),
+                 "unknown key"));
     });
 }
 
@@ -330,7 +394,9 @@ BOOST_AUTO_TEST_CASE(records_whose_parts_do_not_fit_are_refused) {
         write_file(journal, journal_of(records));
         BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { read_journal(journal); }), why));
         BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { recover_results(h5); }), why));
-        BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { ResultFile(h5, sample_run(), ResultFile::Existing::resume); }), why));
+        BOOST_TEST(says(safe_refusal(Exit::bad_input,
+                                     [&] { ResultFile(h5, sample_run(), ResultFile::Existing::resume); }),
+                        why));
         BOOST_TEST((!std::filesystem::exists(h5) && std::filesystem::exists(journal)));
     };
     const auto with = [](const std::function<void(RequestRecord&)>& change) {
@@ -338,8 +404,12 @@ BOOST_AUTO_TEST_CASE(records_whose_parts_do_not_fit_are_refused) {
         change(request);
         return encode(request, 0);
     };
-    refused({encode(run), with([](auto& r) { r.vocabulary = 0, r.logits = {1, 2}; })}, "whole rows of the vocabulary");
-    refused({encode(run), with([](auto& r) { r.vocabulary = -1, r.logits = {1}; })}, "whole rows of the vocabulary");
+    refused({encode(run), with([](auto& r) {
+                 r.vocabulary = 0, r.logits = {1, 2};
+             })},
+            "whole rows of the vocabulary");
+    refused({encode(run), with([](auto& r) { r.vocabulary = -1, r.logits = {1}; })},
+            "whole rows of the vocabulary");
     refused({encode(run), with([](auto& r) { r.step_sha256.pop_back(); })}, "32 bytes a step");
     refused({encode(run), with([](auto& r) { r.logits_sha256.clear(); })}, "without logits_sha256");
     refused({encode(run), with([](auto& r) { r.gather_seconds.pop_back(); })}, "whole rows of gather names");
@@ -354,13 +424,17 @@ BOOST_AUTO_TEST_CASE(records_whose_parts_do_not_fit_are_refused) {
     const auto request = encode(sample_request(0), 0);
     refused({with_run([](auto& r) { r.ranks[1].pop_back(); }), request}, "do not have the same keys");
     refused({with_run([](auto& r) { r.attributes.push_back(r.attributes[0]); }), request}, "given twice");
-    refused({with_run([](auto& r) { r.plan_ranges[0].first = "a/../b"; }), request}, "cannot be used as a name");
+    refused({with_run([](auto& r) { r.plan_ranges[0].first = "a/../b"; }), request},
+            "cannot be used as a name");
     auto flag = encode(run);
     flag[1 + 8 + 8] = 2;  // keeps_file, behind kind, session and an empty id
     refused({flag, request}, "does not have the layout of this version");
-    const auto number = [](std::int64_t value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+    const auto number = [](std::int64_t value) {
+        return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+    };
     // Behind the identity: what is replaced, then the number asked for; neither may be nothing at the end.
-    for (const auto& tail : {number(0), number(0) + number(0), number(0) + number(-1), number(0) + number(3) + number(0), number(1) + "x" + "y"})
+    for (const auto& tail : {number(0), number(0) + number(0), number(0) + number(-1),
+                             number(0) + number(3) + number(0), number(1) + "x" + "y"})
         refused({encode(run) + tail, request}, "does not have the layout of this version");
 
     write_file(journal, journal_of({encode(run) + number(0) + number(3), request}));

@@ -38,9 +38,7 @@ Output inspect(const std::filesystem::path& directory, bool json = false) {
     std::string thrown;
     try {
         out.code = inspect_command(options);
-    } catch (const Error& e) {
-        thrown = e.what();
-    }
+    } catch (const Error& e) { thrown = e.what(); }
     std::fflush(stdout);
     ::dup2(kept, STDOUT_FILENO);
     ::close(kept);
@@ -62,12 +60,16 @@ BOOST_AUTO_TEST_CASE(damage_and_formats_are_listed) {
     std::vector<std::uint16_t> qkv(8 * 4, 0x3f80);
     for (const std::size_t row : {2, 3, 5})
         for (std::size_t c = 0; c < 4; ++c) qkv[row * 4 + c] = c % 2 ? 0x8000 : 0;  // zeros of both signs
-    qkv[6 * 4 + 3] = 0;                                                             // one zero does not make a zero row
+    qkv[6 * 4 + 3] = 0;  // one zero does not make a zero row
     write_sharded(
         directory.path(),
         {{{p + "linear_attn.in_proj_qkv.weight", "BF16", {8, 4}, bytes_of(qkv)},
-          {p + "input_layernorm.weight", "BF16", {4}, std::vector<std::uint8_t>(8)},  // zero-centred: all zero is fine
-          {p + "mlp.experts.0.up_proj.weight", "U8", {2, 8}, {0x08, 0x80, 0, 0, 0, 0, 0x88, 0, 0x10, 0, 0, 0, 0, 0, 0, 0}},
+          {p + "input_layernorm.weight", "BF16", {4}, std::vector<std::uint8_t>(8)},  // zero-centred: all
+                                                                                      // zero is fine
+          {p + "mlp.experts.0.up_proj.weight",
+           "U8",
+           {2, 8},
+           {0x08, 0x80, 0, 0, 0, 0, 0x88, 0, 0x10, 0, 0, 0, 0, 0, 0, 0}},
           {p + "mlp.experts.0.up_proj.weight_scale", "F8_E4M3", {2, 1}, {0x38, 0xff}},
           {p + "mlp.experts.0.up_proj.weight_scale_2", "F32", {}, bytes_of<std::uint32_t>({0x7f800000})},
           {p + "self_attn.q_proj.weight", "F8_E4M3", {2, 2}, {0x38, 0, 0, 1}},
@@ -85,8 +87,8 @@ BOOST_AUTO_TEST_CASE(damage_and_formats_are_listed) {
     expect(out, "up_proj.weight_scale_2: 1 scale not finite");
     expect(out, "NVFP4 x1");
     expect(out, "FP8 per row x1");
-    for (const std::string fine :
-         {"q_proj.weight:", "q_proj.weight_scale:", "layernorm.weight:", "visual.x.weight:", "mtp.fc.weight:"})
+    for (const std::string fine : {"q_proj.weight:", "q_proj.weight_scale:", "layernorm.weight:",
+                                   "visual.x.weight:", "mtp.fc.weight:"})
         BOOST_TEST(out.text.find(fine) == std::string::npos, fine);
 
     const auto json = inspect(directory.path(), true);
@@ -109,7 +111,8 @@ BOOST_AUTO_TEST_CASE(damage_and_formats_are_listed) {
 
 BOOST_AUTO_TEST_CASE(tensors_are_listed_although_the_configuration_is_refused) {
     TemporaryDirectory directory;
-    write_safetensors(directory / "model.safetensors", {{"lm_head.weight", "F32", {1, 2}, bytes_of<float>({1, 2})}});
+    write_safetensors(directory / "model.safetensors",
+                      {{"lm_head.weight", "F32", {1, 2}, bytes_of<float>({1, 2})}});
     write_file(directory / "config.json", "{\"model_type\":\"gpt2\"}");
     const auto out = inspect(directory.path());
     BOOST_TEST(out.code == static_cast<int>(Exit::bad_input));

@@ -1,4 +1,5 @@
-// The program's own model on the CPU backend, teacher-forced with an fp32 cache, against the plain forward in double.
+// The program's own model on the CPU backend, teacher-forced with an fp32 cache, against the plain forward in
+// double.
 #define BOOST_TEST_MODULE model_reference
 #include <boost/test/unit_test.hpp>
 
@@ -24,27 +25,27 @@ namespace {
 
 using LogitRows = std::vector<std::vector<float>>;
 
-/// A model directory opened as the program opens it, whole on one rank, with room for `rows` rows and their logits a step.
+/// A model directory opened as the program opens it, whole on one rank, with room for `rows` rows and their
+/// logits a step.
 class Program {
 public:
     Program(const std::filesystem::path& directory, std::int64_t rows)
-        : backend_(make_cpu_backend(1)),
-          checkpoint_(Checkpoint::open(directory)),
-          config_(load_config(directory)),
-          inventory_(checkpoint_, config_),
+        : backend_(make_cpu_backend(1)), checkpoint_(Checkpoint::open(directory)),
+          config_(load_config(directory)), inventory_(checkpoint_, config_),
           plan_(make_plan(inventory_.sizes(), request(rows))),
-          weights_(checkpoint_, inventory_, plan_, 0, *backend_),
-          state_(*backend_, config_, plan_, 0),
+          weights_(checkpoint_, inventory_, plan_, 0, *backend_), state_(*backend_, config_, plan_, 0),
           model_(*backend_, communicator_, config_, plan_, weights_, state_) {}
 
-    /// Logits after each id, the ids fed in steps of these sizes (the last one repeats until all are through).
+    /// Logits after each id, the ids fed in steps of these sizes (the last one repeats until all are
+    /// through).
     LogitRows logits(const std::vector<int>& ids, const std::vector<std::size_t>& steps) {
         state_.reset(0);
         LogitRows all;
         for (std::size_t begin = 0, turn = 0; begin < ids.size(); ++turn) {
             const std::size_t n = std::min(steps[std::min(turn, steps.size() - 1)], ids.size() - begin);
             std::vector<Row> rows;
-            for (std::size_t i = begin; i < begin + n; ++i) rows.push_back({ids[i], 0, static_cast<std::int32_t>(i)});
+            for (std::size_t i = begin; i < begin + n; ++i)
+                rows.push_back({ids[i], 0, static_cast<std::int32_t>(i)});
             const float* out = model_.forward(rows, {0, static_cast<std::int64_t>(n)});
             for (std::size_t i = 0; i < n; ++i) {
                 auto& row = all.emplace_back(static_cast<std::size_t>(config_.vocab));
@@ -87,8 +88,7 @@ std::vector<int> some_ids(int count, int vocab = 260) {
     return ids;
 }
 
-template <class T>
-int argmax(const std::vector<T>& v) {
+template <class T> int argmax(const std::vector<T>& v) {
     return static_cast<int>(std::max_element(v.begin(), v.end()) - v.begin());
 }
 
@@ -120,8 +120,8 @@ Comparison compare(const LogitRows& got, const std::vector<std::vector<double>>&
 }
 
 bool four_bit(Layout layout) {
-    return layout == Layout::modelopt_nvfp4 || layout == Layout::compressed_nvfp4 || layout == Layout::mxfp4 ||
-           layout == Layout::mixed;
+    return layout == Layout::modelopt_nvfp4 || layout == Layout::compressed_nvfp4 ||
+           layout == Layout::mxfp4 || layout == Layout::mixed;
 }
 
 void check_spec(const TinySpec& spec, const std::string& label, int count) {
@@ -132,7 +132,8 @@ void check_spec(const TinySpec& spec, const std::string& label, int count) {
     Program program(dir.path(), count);
     const auto got = program.logits(ids, {ids.size()});
     const auto c = compare(got, PlainReference(dir.path()).logits(ids), bound);
-    BOOST_TEST_MESSAGE(label << ": logits within " << c.worst << ", " << c.same_first << " of " << count << " winners equal");
+    BOOST_TEST_MESSAGE(label << ": logits within " << c.worst << ", " << c.same_first << " of " << count
+                             << " winners equal");
     BOOST_TEST(c.worst < bound, label << ": " << c.worst);
     BOOST_TEST(c.sure_and_same == c.sure, label << ": a clear winner differs");
     BOOST_TEST(c.sure > count / 2, label << ": too few clear winners to compare");
@@ -140,8 +141,9 @@ void check_spec(const TinySpec& spec, const std::string& label, int count) {
     // The same bits however the ids are fed: odd pieces, then one by one.
     const auto pieces = program.logits(ids, {5, 1, 17, 1});
     for (std::size_t i = 0; i < got.size(); ++i)
-        BOOST_REQUIRE_MESSAGE(std::memcmp(got[i].data(), pieces[i].data(), got[i].size() * sizeof(float)) == 0,
-                              label << ": row " << i << " differs between prefill and decode");
+        BOOST_REQUIRE_MESSAGE(
+            std::memcmp(got[i].data(), pieces[i].data(), got[i].size() * sizeof(float)) == 0,
+            label << ": row " << i << " differs between prefill and decode");
 }
 
 void check_stored(const std::string& variant, double bound) {
@@ -149,19 +151,21 @@ void check_stored(const std::string& variant, double bound) {
     const ReferenceFiles files(std::filesystem::path(FTMPI_DATA) / "references", variant);
     const PlainReference reference(dir);
     Program program(dir, 128);
-    for (const char* name : {"capital", "times", "chat"}) {  // model_test has all of them, and a tie between experts in "code"
+    for (const char* name :
+         {"capital", "times", "chat"}) {  // model_test has all of them, and a tie between experts in "code"
         const auto& prompt = files.prompt(name);
         auto ids = prompt.prompt_ids;
         ids.insert(ids.end(), prompt.greedy_ids.begin(), prompt.greedy_ids.end() - 1);
         const auto got = program.logits(ids, {prompt.prompt_ids.size(), 1});
         const auto c = compare(got, reference.logits(ids), bound);
-        BOOST_TEST_MESSAGE("tiny-" << variant << " " << name << ": logits within " << c.worst << ", " << c.same_first << " of "
-                                   << ids.size() << " winners equal");
+        BOOST_TEST_MESSAGE("tiny-" << variant << " " << name << ": logits within " << c.worst << ", "
+                                   << c.same_first << " of " << ids.size() << " winners equal");
         BOOST_TEST(c.worst < bound, name << ": " << c.worst);
         BOOST_TEST(c.sure_and_same == c.sure);
         for (std::size_t i = 0; i < prompt.greedy_ids.size(); ++i) {
             const auto& row = got[prompt.prompt_ids.size() - 1 + i];
-            if (prompt.margin[i] > 2 * bound) BOOST_TEST(argmax(row) == prompt.greedy_ids[i], name << " step " << i);
+            if (prompt.margin[i] > 2 * bound)
+                BOOST_TEST(argmax(row) == prompt.greedy_ids[i], name << " step " << i);
         }
     }
 
@@ -169,27 +173,28 @@ void check_stored(const std::string& variant, double bound) {
     const auto ids = files.ids("trace.prompt_ids");
     const auto trace = reference.trace(ids);
     std::map<std::string, double> worst;
-    program.model().observe([&](std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width) {
-        const PlainMatrix* expected = nullptr;
-        if (name == "embed") expected = &trace.embedding;
-        if (name == "final_norm") expected = &trace.final_norm;
-        if (layer >= 0) {
-            const auto& l = trace.layers[static_cast<std::size_t>(layer)];
-            if (name == "mixer") expected = &l.mixer;
-            if (name == "router") expected = &l.router_logits;
-            if (name == "moe") expected = &l.moe;
-            if (name == "hidden") expected = &l.hidden;
-        }
-        BOOST_REQUIRE_MESSAGE(expected, "unknown intermediate " << name);
-        BOOST_REQUIRE_EQUAL(static_cast<std::int64_t>(expected->v.size()), rows * width);
-        double d = 0, size = 0;
-        for (std::size_t i = 0; i < expected->v.size(); ++i) {
-            d = std::max(d, std::fabs(double{values[i]} - expected->v[i]));
-            size = std::max(size, std::fabs(expected->v[i]));
-        }
-        auto& w = worst[std::string(name)];
-        w = std::max(w, d / size);
-    });
+    program.model().observe(
+        [&](std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width) {
+            const PlainMatrix* expected = nullptr;
+            if (name == "embed") expected = &trace.embedding;
+            if (name == "final_norm") expected = &trace.final_norm;
+            if (layer >= 0) {
+                const auto& l = trace.layers[static_cast<std::size_t>(layer)];
+                if (name == "mixer") expected = &l.mixer;
+                if (name == "router") expected = &l.router_logits;
+                if (name == "moe") expected = &l.moe;
+                if (name == "hidden") expected = &l.hidden;
+            }
+            BOOST_REQUIRE_MESSAGE(expected, "unknown intermediate " << name);
+            BOOST_REQUIRE_EQUAL(static_cast<std::int64_t>(expected->v.size()), rows * width);
+            double d = 0, size = 0;
+            for (std::size_t i = 0; i < expected->v.size(); ++i) {
+                d = std::max(d, std::fabs(double{values[i]} - expected->v[i]));
+                size = std::max(size, std::fabs(expected->v[i]));
+            }
+            auto& w = worst[std::string(name)];
+            w = std::max(w, d / size);
+        });
     program.logits(ids, {ids.size()});
     program.model().observe({});
     BOOST_TEST(worst.size() == 6u);

@@ -14,7 +14,8 @@ using namespace ftmpi::mpi;
 
 namespace {
 
-const std::string open_mpi = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022";
+const std::string open_mpi =
+    "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022";
 const std::string mpich = "MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7 12:34:45 CDT 2022\n";
 
 const Environment shell = {{"HOME", "/root"}, {"PATH", "/usr/bin"}};
@@ -23,12 +24,17 @@ const Environment open_mpi_2 = {{"OMPI_COMM_WORLD_SIZE", "2"},
                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                 {"PMIX_RANK", "1"},
                                 {"PMIX_NAMESPACE", "131"}};
-const Environment mpich_2 = {
-    {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_FD", "9"}, {"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"}};
+const Environment mpich_2 = {{"PMI_RANK", "1"},
+                             {"PMI_SIZE", "2"},
+                             {"PMI_FD", "9"},
+                             {"MPI_LOCALNRANKS", "2"},
+                             {"MPI_LOCALRANKID", "1"}};
 // As Slurm 22.05 sets them.
-const Environment batch_body = {{"SLURM_JOB_ID", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NPROCS", "2"}};
-const Environment step_2 = {{"SLURM_JOB_ID", "8"},        {"SLURM_PROCID", "1"},  {"SLURM_NTASKS", "2"},
-                            {"SLURM_STEPID", "0"},        {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "1"},
+const Environment batch_body = {
+    {"SLURM_JOB_ID", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NPROCS", "2"}};
+const Environment step_2 = {{"SLURM_JOB_ID", "8"},        {"SLURM_PROCID", "1"},
+                            {"SLURM_NTASKS", "2"},        {"SLURM_STEPID", "0"},
+                            {"SLURM_STEP_ID", "0"},       {"SLURM_STEP_NUM_NODES", "1"},
                             {"SLURM_STEP_NUM_TASKS", "2"}};
 
 Environment with(Environment environment, const Environment& more) {
@@ -47,13 +53,15 @@ BOOST_AUTO_TEST_CASE(sound_launches_pass) {
     BOOST_TEST(launch_problem(batch_body, open_mpi, 1) == "");
     BOOST_TEST(launch_problem(with(batch_body, open_mpi_2), open_mpi, 2) == "");
     BOOST_TEST(launch_problem(with(step_2, {{"PMIX_RANK", "1"}}), open_mpi, 2) == "");
-    BOOST_TEST(launch_problem(with(step_2, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "2"}}), open_mpi, 1) == "");
+    BOOST_TEST(launch_problem(with(step_2, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "2"}}), open_mpi,
+                              1) == "");
     // salloc and its interactive step, and the batch step of a Slurm that gives it a number.
     BOOST_TEST(launch_problem({{"SLURM_NTASKS", "2"}, {"SLURM_NPROCS", "2"}}, open_mpi, 1) == "");
     BOOST_TEST(launch_problem(with(step_2, {{"SLURM_STEP_ID", "4294967290"}}), open_mpi, 1) == "");
     BOOST_TEST(launch_problem(with(step_2, {{"SLURM_STEP_ID", "4294967291"}}), open_mpi, 1) == "");
     // One rank on purpose, inside a larger launch: the inner launcher counts.
-    const Environment one = {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}};
+    const Environment one = {
+        {"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}};
     BOOST_TEST(launch_problem(with(step_2, one), open_mpi, 1) == "");
     BOOST_TEST(launch_problem(with(mpich_2, one), open_mpi, 1) == "");
     BOOST_TEST(launch_problem(with(open_mpi_2, {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}), mpich, 1) == "");
@@ -82,10 +90,11 @@ BOOST_AUTO_TEST_CASE(separate_one_rank_jobs_are_refused) {
 
 BOOST_AUTO_TEST_CASE(odd_values_are_no_launch) {
     for (const char* value : {"", "two", "-2", "2x", "4294967297", "99999999999999", "99999999999999999999"})
-        BOOST_TEST(
-            launch_problem(
-                {{"OMPI_COMM_WORLD_SIZE", value}, {"PMI_SIZE", value}, {"SLURM_STEP_ID", value}, {"SLURM_STEP_NUM_TASKS", "2"}},
-                open_mpi, 1) == "");
+        BOOST_TEST(launch_problem({{"OMPI_COMM_WORLD_SIZE", value},
+                                   {"PMI_SIZE", value},
+                                   {"SLURM_STEP_ID", value},
+                                   {"SLURM_STEP_NUM_TASKS", "2"}},
+                                  open_mpi, 1) == "");
 }
 
 BOOST_AUTO_TEST_CASE(settings_keep_what_the_user_set) {
@@ -94,20 +103,24 @@ BOOST_AUTO_TEST_CASE(settings_keep_what_the_user_set) {
     BOOST_TEST(alone.set.at("OMPI_MCA_orte_create_session_dirs") == "0");
     BOOST_TEST(alone.set.at("OMPI_MCA_btl") == "self");
     BOOST_TEST(alone.hide.empty());
-    BOOST_TEST(start_settings(with(shell, {{"OMPI_MCA_btl", "tcp,self"}}), open_mpi, true).set.count("OMPI_MCA_pml") == 0u);
+    BOOST_TEST(start_settings(with(shell, {{"OMPI_MCA_btl", "tcp,self"}}), open_mpi, true)
+                   .set.count("OMPI_MCA_pml") == 0u);
     BOOST_TEST(start_settings(shell, mpich, true).set.empty());
 
     const auto pair = start_settings(open_mpi_2, open_mpi, true);
     BOOST_TEST(pair.set.size() == 1u);
     BOOST_TEST(pair.set.at("OMPI_MCA_pml") == "ob1");
-    BOOST_TEST(start_settings(open_mpi_2, open_mpi, false).set.at("OMPI_MCA_btl_vader_single_copy_mechanism") == "none");
+    BOOST_TEST(
+        start_settings(open_mpi_2, open_mpi, false).set.at("OMPI_MCA_btl_vader_single_copy_mechanism") ==
+        "none");
     // Two hosts: nothing is known about the fabric between them.
     BOOST_TEST(start_settings(with(open_mpi_2, {{"OMPI_COMM_WORLD_SIZE", "4"}}), open_mpi, true).set.empty());
 
     const auto one_task = start_settings(with(step_2, {{"SLURM_STEP_NUM_TASKS", "1"}}), open_mpi, true);
     BOOST_TEST(one_task.hide.size() == 1u);
     BOOST_TEST(one_task.set.at("OMPI_MCA_ess_singleton_isolated") == "1");
-    const auto wired = start_settings(with(step_2, {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}}), open_mpi, true);
+    const auto wired =
+        start_settings(with(step_2, {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}}), open_mpi, true);
     BOOST_TEST(wired.hide.empty());
     BOOST_TEST(wired.set.count("OMPI_MCA_ess_singleton_isolated") == 0u);
 }
@@ -122,8 +135,9 @@ BOOST_AUTO_TEST_CASE(pieces_cover_lengths_beyond_32_bits) {
     BOOST_TEST(pieces_of(0, 10).empty());
     BOOST_TEST(pieces_of(10, 10).size() == 1u);
     const std::uint64_t limit = std::uint64_t{1} << 30;
-    for (const std::uint64_t bytes : {std::uint64_t{1}, limit - 1, limit, limit + 1, (std::uint64_t{1} << 31) + 8,
-                                      std::uint64_t{3} << 30, (std::uint64_t{1} << 32) + 5}) {
+    for (const std::uint64_t bytes :
+         {std::uint64_t{1}, limit - 1, limit, limit + 1, (std::uint64_t{1} << 31) + 8, std::uint64_t{3} << 30,
+          (std::uint64_t{1} << 32) + 5}) {
         const auto pieces = pieces_of(bytes, limit);
         BOOST_TEST(std::accumulate(pieces.begin(), pieces.end(), std::uint64_t{0}) == bytes);
         BOOST_TEST(pieces.size() == (bytes + limit - 1) / limit);
@@ -145,9 +159,7 @@ BOOST_AUTO_TEST_CASE(exceptions_become_reports) {
     auto report_of = [](auto thrown) {
         try {
             throw thrown;
-        } catch (...) {
-            return report_of_current_exception();
-        }
+        } catch (...) { return report_of_current_exception(); }
     };
     BOOST_TEST((report_of(Error(Exit::usage, "w", "h")).code == Exit::usage));
     BOOST_TEST(report_of(Error(Exit::usage, "w", "h")).hint == "h");
@@ -188,7 +200,8 @@ BOOST_AUTO_TEST_CASE(first_difference_names_line_and_ranks) {
                "options differ between ranks: line 2 is missing on rank 0, 'b' on rank 1");
     BOOST_TEST(first_difference("options", {"", "a"}) ==
                "options differ between ranks: line 1 is missing on rank 0, 'a' on rank 1");
-    BOOST_TEST(first_difference("options", {"a\n", "a"}) == "options differ between ranks in the end of the last line");
+    BOOST_TEST(first_difference("options", {"a\n", "a"}) ==
+               "options differ between ranks in the end of the last line");
 }
 
 BOOST_AUTO_TEST_CASE(faults_are_parsed_strictly) {
@@ -198,7 +211,8 @@ BOOST_AUTO_TEST_CASE(faults_are_parsed_strictly) {
     BOOST_TEST(fault.time == 5);
     BOOST_TEST(fault.action == "kill");
     BOOST_TEST(parse_fault("0:load:throw").time == 1);
-    for (const char* text :
-         {"", "1", "1:load", "x:load:throw", "-1:load:throw", "1::throw", "1:load:explode", "1:load#0:throw", "1:load#x:throw"})
-        BOOST_CHECK_EXCEPTION(parse_fault(text), Error, [](const Error& e) { return e.code() == Exit::usage; });
+    for (const char* text : {"", "1", "1:load", "x:load:throw", "-1:load:throw", "1::throw", "1:load:explode",
+                             "1:load#0:throw", "1:load#x:throw"})
+        BOOST_CHECK_EXCEPTION(parse_fault(text), Error,
+                              [](const Error& e) { return e.code() == Exit::usage; });
 }

@@ -1,5 +1,6 @@
-// Proof that the hash check can fail: this program is linked with a cut of q | k | v as if it were one matrix, the mistake that
-// keeps every shape valid and gives fluent nonsense. One rank is not affected; with two the bits must differ.
+// Proof that the hash check can fail: this program is linked with a cut of q | k | v as if it were one
+// matrix, the mistake that keeps every shape valid and gives fluent nonsense. One rank is not affected; with
+// two the bits must differ.
 #define BOOST_TEST_MODULE negative_control
 #include <boost/test/unit_test.hpp>
 
@@ -16,7 +17,8 @@ BOOST_AUTO_TEST_CASE(a_naive_cut_of_qkv_is_noticed) {
         return fleet.logits(prompt, {});
     };
     const auto whole = bits({1});
-    BOOST_TEST((bits({1, 0}) == whole));  // one rank holds all heads: nothing is cut, nothing can be cut wrongly
+    BOOST_TEST(
+        (bits({1, 0}) == whole));  // one rank holds all heads: nothing is cut, nothing can be cut wrongly
     BOOST_TEST((bits({1, 1}) != whole));
     BOOST_TEST((bits({3, 1}) != whole));
 }

@@ -14,9 +14,11 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// The code of the finite value nearest to x, ties to the even code, saturating; values[i] is the value of code i, rising.
+/// The code of the finite value nearest to x, ties to the even code, saturating; values[i] is the value of
+/// code i, rising.
 unsigned nearest(const std::vector<double>& values, double x) {
-    const auto above = static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) - values.begin());
+    const auto above =
+        static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) - values.begin());
     if (above == values.size()) return static_cast<unsigned>(values.size() - 1);
     if (above == 0 || values[above] == x) return static_cast<unsigned>(above);
     const double down = x - values[above - 1], up = values[above] - x;
@@ -50,8 +52,7 @@ double ulps(float got, double want) {
 }
 
 /// Largest error over a sweep of all floats in [low, high].
-template <class Ours, class Exact>
-double worst(Ours ours, Exact exact, float low, float high) {
+template <class Ours, class Exact> double worst(Ours ours, Exact exact, float low, float high) {
     double most = 0;
     for (std::uint64_t u = 0; u < 0x100000000u; u += 3001) {
         const float x = num::float_of(static_cast<std::uint32_t>(u));
@@ -68,10 +69,12 @@ BOOST_AUTO_TEST_CASE(stored_formats_decode_to_their_tables) {
     const int e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     for (unsigned c = 0; c < 16; ++c) BOOST_TEST(num::twice_e2m1(c) == e2m1[c]);
 
-    const std::pair<int, float> e4m3[] = {{0x00, 0.0f},   {0x01, 0.001953125f}, {0x07, 0.013671875f}, {0x08, 0.015625f},
-                                          {0x38, 1.0f},   {0x3c, 1.5f},         {0x77, 240.0f},       {0x78, 256.0f},
-                                          {0x7e, 448.0f}, {0xb8, -1.0f},        {0xfe, -448.0f},      {0x81, -0.001953125f}};
-    for (const auto& [code, value] : e4m3) BOOST_TEST(num::from_e4m3(static_cast<std::uint8_t>(code)) == value);
+    const std::pair<int, float> e4m3[] = {{0x00, 0.0f},      {0x01, 0.001953125f}, {0x07, 0.013671875f},
+                                          {0x08, 0.015625f}, {0x38, 1.0f},         {0x3c, 1.5f},
+                                          {0x77, 240.0f},    {0x78, 256.0f},       {0x7e, 448.0f},
+                                          {0xb8, -1.0f},     {0xfe, -448.0f},      {0x81, -0.001953125f}};
+    for (const auto& [code, value] : e4m3)
+        BOOST_TEST(num::from_e4m3(static_cast<std::uint8_t>(code)) == value);
     BOOST_TEST(std::isnan(num::from_e4m3(0x7f)));
     BOOST_TEST(std::isnan(num::from_e4m3(0xff)));
     BOOST_TEST(std::signbit(num::from_e4m3(0x80)));
@@ -80,7 +83,8 @@ BOOST_AUTO_TEST_CASE(stored_formats_decode_to_their_tables) {
         BOOST_TEST(num::from_e4m3(static_cast<std::uint8_t>(c)) == all[c]);
         BOOST_TEST(num::from_e4m3(static_cast<std::uint8_t>(c | 0x80)) == -all[c]);
     }
-    for (int b = 0; b < 255; ++b) BOOST_TEST(num::from_e8m0(static_cast<std::uint8_t>(b)) == std::ldexp(1.0, b - 127));
+    for (int b = 0; b < 255; ++b)
+        BOOST_TEST(num::from_e8m0(static_cast<std::uint8_t>(b)) == std::ldexp(1.0, b - 127));
     BOOST_TEST(std::isnan(num::from_e8m0(0xff)));
 }
 
@@ -89,13 +93,12 @@ BOOST_AUTO_TEST_CASE(bf16_rounds_to_nearest_even_and_saturates) {
     for (std::uint32_t c = 0; c < 0x10000; ++c) {  // every code comes back; infinity saturates
         const auto code = static_cast<std::uint16_t>(c);
         const float x = num::from_bf16(code);
-        if (std::isnan(x))
-            BOOST_REQUIRE(std::isnan(num::from_bf16(num::to_bf16(x))));
-        else
-            BOOST_REQUIRE_EQUAL(num::to_bf16(x), std::isinf(x) ? (code & 0x8000) | 0x7f7f : code);
+        if (std::isnan(x)) BOOST_REQUIRE(std::isnan(num::from_bf16(num::to_bf16(x))));
+        else BOOST_REQUIRE_EQUAL(num::to_bf16(x), std::isinf(x) ? (code & 0x8000) | 0x7f7f : code);
     }
     const auto check = [&](float x) {
-        const unsigned code = nearest(values, std::abs(static_cast<double>(x))) | (std::signbit(x) ? 0x8000u : 0u);
+        const unsigned code =
+            nearest(values, std::abs(static_cast<double>(x))) | (std::signbit(x) ? 0x8000u : 0u);
         BOOST_REQUIRE_MESSAGE(num::to_bf16(x) == code, "to_bf16(" << x << ")");
     };
     for (std::uint32_t c = 0; c < 0x7f80; ++c)  // halfway to the next code and its neighbours
@@ -115,7 +118,8 @@ BOOST_AUTO_TEST_CASE(e4m3_rounds_to_nearest_even_and_saturates) {
     BOOST_TEST(num::to_e4m3(kInfinity) == 0x7e);
     BOOST_TEST(num::to_e4m3(-1e30f) == 0xfe);
     const auto check = [&](float x) {
-        const unsigned code = nearest(values, std::abs(static_cast<double>(x))) | (std::signbit(x) ? 0x80u : 0u);
+        const unsigned code =
+            nearest(values, std::abs(static_cast<double>(x))) | (std::signbit(x) ? 0x80u : 0u);
         BOOST_REQUIRE_MESSAGE(num::to_e4m3(x) == code, "to_e4m3(" << x << ")");
     };
     for (std::size_t c = 0; c + 1 < values.size(); ++c) {
@@ -133,17 +137,21 @@ BOOST_AUTO_TEST_CASE(e4m3_rounds_to_nearest_even_and_saturates) {
 BOOST_AUTO_TEST_CASE(elementary_functions_stay_within_their_stated_errors) {
     const auto e = [](double x) { return std::exp(x); };
     BOOST_TEST(worst([](float x) { return num::exp(x); }, e, -104.0f, 88.72f) < 1.01);
-    BOOST_TEST(worst([](float x) { return num::log(x); }, [](double x) { return std::log(x); }, 1e-45f, 3.4e38f) < 0.94);
-    BOOST_TEST(worst([](float x) { return num::log1p(x); }, [](double x) { return std::log1p(x); }, 0.0f, 3.4e38f) < 2.4);
-    BOOST_TEST(worst([](float x) { return num::rsqrt(x); }, [](double x) { return 1 / std::sqrt(x); }, 1e-45f, 3.4e38f) < 1.5);
-    BOOST_TEST(worst([](float x) { return num::sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); }, -87.0f, 1e30f) <
-               2.3);
-    BOOST_TEST(worst([](float x) { return num::silu(x); }, [](double x) { return x / (1 + std::exp(-x)); }, -80.0f, 1e30f) <
-               2.3);
+    BOOST_TEST(worst([](float x) { return num::log(x); }, [](double x) { return std::log(x); }, 1e-45f,
+                     3.4e38f) < 0.94);
+    BOOST_TEST(worst([](float x) { return num::log1p(x); }, [](double x) { return std::log1p(x); }, 0.0f,
+                     3.4e38f) < 2.4);
+    BOOST_TEST(worst([](float x) { return num::rsqrt(x); }, [](double x) { return 1 / std::sqrt(x); }, 1e-45f,
+                     3.4e38f) < 1.5);
+    BOOST_TEST(worst([](float x) { return num::sigmoid(x); }, [](double x) { return 1 / (1 + std::exp(-x)); },
+                     -87.0f, 1e30f) < 2.3);
+    BOOST_TEST(worst([](float x) { return num::silu(x); }, [](double x) { return x / (1 + std::exp(-x)); },
+                     -80.0f, 1e30f) < 2.3);
     BOOST_TEST(worst([](float x) { return num::softplus(x); }, exact_softplus, -87.0f, 1e30f) < 2.7);
     for (float a = -20.0f; a < 40.0f; a += 0.01f) {  // exp carries the relative error of its argument
         const double t = -1.5 * exact_softplus(static_cast<double>(a) + 0.25), want = std::exp(t);
-        BOOST_REQUIRE(std::abs(num::delta_decay(-1.5f, a, 0.25f) - want) <= want * (1 - 3 * t) * std::ldexp(1.0, -23));
+        BOOST_REQUIRE(std::abs(num::delta_decay(-1.5f, a, 0.25f) - want) <=
+                      want * (1 - 3 * t) * std::ldexp(1.0, -23));
     }
 }
 
@@ -184,16 +192,19 @@ BOOST_AUTO_TEST_CASE(the_order_of_a_dot_product_shows) {
     const float big = 16777216.0f;
     std::vector<float> x(1024, 0.0f), ones(1024, 1.0f);
     x[0] = big;
-    for (int i = 1; i < 32; ++i) x[static_cast<std::size_t>(i)] = 1.0f;  // each lost to the chain that holds 2^24
+    for (int i = 1; i < 32; ++i)
+        x[static_cast<std::size_t>(i)] = 1.0f;  // each lost to the chain that holds 2^24
     BOOST_TEST(num::dot(x.data(), ones.data(), 32) == big);
-    for (int i = 32; i < 64; ++i) x[static_cast<std::size_t>(i)] = 1.0f;  // a chunk of its own: 32 arrive together
+    for (int i = 32; i < 64; ++i)
+        x[static_cast<std::size_t>(i)] = 1.0f;  // a chunk of its own: 32 arrive together
     BOOST_TEST(num::dot(x.data(), ones.data(), 64) == big + 32);
     // The same numbers in one chain would give 2^24; in pairs 2^24 + 62.
     float chain = 0.0f;
     for (int i = 0; i < 64; ++i) chain = num::fma(x[static_cast<std::size_t>(i)], 1.0f, chain);
     BOOST_TEST(chain == big);
 
-    // Segments: chunks of one 1 each are lost beside 2^24 in their own segment, and arrive together from another.
+    // Segments: chunks of one 1 each are lost beside 2^24 in their own segment, and arrive together from
+    // another.
     std::fill(x.begin(), x.end(), 0.0f);
     x[0] = big;
     for (std::size_t c = 1; c < 16; ++c) x[c * 32] = 1.0f;
@@ -274,7 +285,8 @@ BOOST_AUTO_TEST_CASE(activations_in_block_fixed_point) {
 
 BOOST_AUTO_TEST_CASE(a_row_of_4_bit_codes_by_hand) {
     // Element 2b is the low nibble of byte b. Block scale 1, global scale 0.5.
-    const std::uint8_t codes[8] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe}, one = 0x38, e8m0_one = 127;
+    const std::uint8_t codes[8] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe}, one = 0x38,
+                       e8m0_one = 127;
     const float want[16] = {0, .25f, .5f, .75f, 1, 1.5f, 2, 3, 0, -.25f, -.5f, -.75f, -1, -1.5f, -2, -3};
     for (std::size_t k = 0; k < 16; ++k) {
         float x[16] = {};
@@ -293,7 +305,8 @@ BOOST_AUTO_TEST_CASE(the_delta_rule_against_its_golden) {
     const float k = 1.0f, q = 1.0f;
     std::vector<float> o;
     for (int t = 0; t < 130; ++t)
-        o.push_back(num::delta_rule_column(&state, 1, 1, &k, &q, static_cast<float>(t % 7 + 1), 0.5f, num::exp(-0.01f)));
+        o.push_back(num::delta_rule_column(&state, 1, 1, &k, &q, static_cast<float>(t % 7 + 1), 0.5f,
+                                           num::exp(-0.01f)));
     const std::pair<std::size_t, double> golden[] = {{0, 0.5},
                                                      {63, 3.4757213632706336},
                                                      {64, 2.7205686789322616},

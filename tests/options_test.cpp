@@ -51,24 +51,71 @@ BOOST_AUTO_TEST_CASE(effective_options_are_a_job_file) {
     TEST_HOLDS(job_file_text(plain), "\ntemperature = 0\n");
     TEST_HOLDS(job_file_text(plain), "\n# max-tokens = 64 by default\n");
 
-    const auto all = again(parse_run({"--prompt", "# = two", "--chat", "--thinking", "off", "--max-tokens", "7", "--ignore-eos", "--temperature",
-                                      "0.1", "--top-k", "3", "--top-p", "0.9999999", "--seed", "18446744073709551615", "--batch", "2",
-                                      "--backend", "cpu", "--transport", "mpi", "--numerics", "fast", "--shares", "5:2,0.1", "--memory-limit",
-                                      "24GiB,16GB", "--bandwidth", "1e+09,288.5", "--context", "99", "--kv", "fp8", "--embedding", "host",
-                                      "--prefill-chunk", "7", "--threads", "3", "--output", "o.h5", "--overwrite", "--save-logits", "--hash",
-                                      "off", "--json", "--timeout", "1.5"}));
-    BOOST_TEST(all.prompts == (std::vector<std::string>{"hello", "# = two"}), boost::test_tools::per_element());
-    BOOST_TEST((all.chat && !all.thinking && all.ignore_eos && all.save_logits && all.json && all.hash == false));
+    const auto all = again(parse_run({"--prompt",
+                                      "# = two",
+                                      "--chat",
+                                      "--thinking",
+                                      "off",
+                                      "--max-tokens",
+                                      "7",
+                                      "--ignore-eos",
+                                      "--temperature",
+                                      "0.1",
+                                      "--top-k",
+                                      "3",
+                                      "--top-p",
+                                      "0.9999999",
+                                      "--seed",
+                                      "18446744073709551615",
+                                      "--batch",
+                                      "2",
+                                      "--backend",
+                                      "cpu",
+                                      "--transport",
+                                      "mpi",
+                                      "--numerics",
+                                      "fast",
+                                      "--shares",
+                                      "5:2,0.1",
+                                      "--memory-limit",
+                                      "24GiB,16GB",
+                                      "--bandwidth",
+                                      "1e+09,288.5",
+                                      "--context",
+                                      "99",
+                                      "--kv",
+                                      "fp8",
+                                      "--embedding",
+                                      "host",
+                                      "--prefill-chunk",
+                                      "7",
+                                      "--threads",
+                                      "3",
+                                      "--output",
+                                      "o.h5",
+                                      "--overwrite",
+                                      "--save-logits",
+                                      "--hash",
+                                      "off",
+                                      "--json",
+                                      "--timeout",
+                                      "1.5"}));
+    BOOST_TEST(all.prompts == (std::vector<std::string>{"hello", "# = two"}),
+               boost::test_tools::per_element());
+    BOOST_TEST(
+        (all.chat && !all.thinking && all.ignore_eos && all.save_logits && all.json && all.hash == false));
     BOOST_TEST(all.top_p == 0.9999999);
     BOOST_TEST(all.threads == 3);
     BOOST_TEST(all.shares == (std::vector<double>{5, 2, 0.1}), boost::test_tools::per_element());
 
-    const auto file = folder.write("j", "model = m\nprompts = p\nmax-tokens = 64\npolicy = even\nthreads = 2\n");
+    const auto file =
+        folder.write("j", "model = m\nprompts = p\nmax-tokens = 64\npolicy = even\nthreads = 2\n");
     const auto from_file = again(parse({"--job", file}));
     BOOST_TEST((from_file.policy == Policy::even && from_file.max_tokens_asked));
     BOOST_TEST(from_file.prompts_file == fs::absolute("p"));
 
-    const auto bench = again(parse({"bench", "--model", "m", "--batches", "1,3", "--warmup", "0", "--threads", "1"}));
+    const auto bench =
+        again(parse({"bench", "--model", "m", "--batches", "1,3", "--warmup", "0", "--threads", "1"}));
     BOOST_TEST(bench.warmup == 0);
     BOOST_TEST(bench.batches == (std::vector<std::int64_t>{1, 3}), boost::test_tools::per_element());
 
@@ -76,7 +123,9 @@ BOOST_AUTO_TEST_CASE(effective_options_are_a_job_file) {
     for (const char* prompt : {" a", "a\t", "a\nmodel = n", "\r"}) {
         const auto text = job_file_text(parse_run({"--prompt", prompt}));
         TEST_HOLDS(text, "\n# prompt: no line");
-        BOOST_TEST((text.find("hello") == std::string::npos && text.find("\nmodel = n\n") == std::string::npos), text);
+        BOOST_TEST(
+            (text.find("hello") == std::string::npos && text.find("\nmodel = n\n") == std::string::npos),
+            text);
         TEST_HOLDS(usage({"--job", folder.write("job", text)}), "no prompt");
     }
     TEST_HOLDS(job_file_text(parse({"--model", "a\nb", "--prompt", "x"})), "\n# model: no line");
@@ -84,7 +133,8 @@ BOOST_AUTO_TEST_CASE(effective_options_are_a_job_file) {
 
 BOOST_AUTO_TEST_CASE(words_for_a_shell) {
     const Folder folder;
-    for (const std::string word : {"", "a", "--top-p=0.9", "./a b", "it's", "''", "$HOME `x` \\ \"q\"", "a\nb", "~", "*", "#x", "-n", "\xff", "!1", "a;b&c|d"}) {
+    for (const std::string word : {"", "a", "--top-p=0.9", "./a b", "it's", "''", "$HOME `x` \\ \"q\"",
+                                   "a\nb", "~", "*", "#x", "-n", "\xff", "!1", "a;b&c|d"}) {
         const auto out = (folder.path / "out").string();
         BOOST_REQUIRE(std::system(("printf %s " + values::shell_word(word) + " >" + out).c_str()) == 0);
         std::ifstream in(out, std::ios::binary);
@@ -142,21 +192,25 @@ BOOST_AUTO_TEST_CASE(every_value_reaches_its_field) {
                               "--timeout",
                               "12.5",
                               "--json"});
-    BOOST_TEST((o.chat && !o.thinking && o.ignore_eos && o.save_logits && o.overwrite && o.json && !o.resume));
+    BOOST_TEST(
+        (o.chat && !o.thinking && o.ignore_eos && o.save_logits && o.overwrite && o.json && !o.resume));
     BOOST_TEST(o.output == "o.h5");
     BOOST_TEST(o.temperature == 0.7);
     BOOST_TEST(o.top_p == 0.9);
     BOOST_TEST(o.top_k == 40);
     BOOST_TEST(o.seed == 18446744073709551615u);
     BOOST_TEST(o.batch == 4);
-    BOOST_TEST((o.backend == BackendChoice::cpu && o.transport == TransportChoice::mpi && o.numerics == Numerics::fast));
+    BOOST_TEST((o.backend == BackendChoice::cpu && o.transport == TransportChoice::mpi &&
+                o.numerics == Numerics::fast));
     BOOST_TEST((o.policy == Policy::shares));
     BOOST_TEST(o.shares == (std::vector<double>{5, 2, 1}), boost::test_tools::per_element());
     BOOST_TEST(o.gpus == (std::vector<std::string>{"GPU-a", "GPU-b"}), boost::test_tools::per_element());
-    BOOST_TEST(o.memory_limit == (std::vector<std::uint64_t>{24ull << 30, 16ull << 30}), boost::test_tools::per_element());
+    BOOST_TEST(o.memory_limit == (std::vector<std::uint64_t>{24ull << 30, 16ull << 30}),
+               boost::test_tools::per_element());
     BOOST_TEST(o.bandwidth == (std::vector<double>{1008, 288.5}), boost::test_tools::per_element());
     BOOST_TEST(o.context == 4096);
-    BOOST_TEST((o.kv == KvType::fp8 && o.embedding_on_host == false && o.prefill_chunk == 7 && o.threads == 3));
+    BOOST_TEST(
+        (o.kv == KvType::fp8 && o.embedding_on_host == false && o.prefill_chunk == 7 && o.threads == 3));
     BOOST_TEST((o.hash.has_value() && !*o.hash));
     BOOST_TEST(o.timeout == 12.5);
     const auto plan = parse({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB@288"});
@@ -168,16 +222,19 @@ BOOST_AUTO_TEST_CASE(every_value_reaches_its_field) {
 }
 
 BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
-    for (const char* bad : {"3x", "-1", "nan", "1e3", "0x10", "+3", " 3", "3 ", "0", "99999999999999999999", "2.5"}) {
+    for (const char* bad :
+         {"3x", "-1", "nan", "1e3", "0x10", "+3", " 3", "3 ", "0", "99999999999999999999", "2.5"}) {
         const auto text = usage_run({"--max-tokens", bad});
         TEST_HOLDS(text, "--max-tokens");
         TEST_HOLDS(text, bad);
     }
     for (const char* bad : {"nan", "inf", "-0.5", "1e999", "0x1p3", "1,5", "warm"})
-        TEST_HOLDS(usage_run({"--temperature", bad}), "--temperature is '" + std::string(bad) + "' and must be a number");
+        TEST_HOLDS(usage_run({"--temperature", bad}),
+                   "--temperature is '" + std::string(bad) + "' and must be a number");
     TEST_HOLDS(usage_run({"--max-tokens", "0"}), "--max-tokens is '0' and must be between 1 and 2147483648");
     for (const char* bad : {"0", "1.1"}) TEST_HOLDS(usage_run({"--top-p", bad}), "above 0");
-    for (const char* bad : {"-1", "18446744073709551616", "1.0"}) TEST_HOLDS(usage_run({"--seed", bad}), "--seed");
+    for (const char* bad : {"-1", "18446744073709551616", "1.0"})
+        TEST_HOLDS(usage_run({"--seed", bad}), "--seed");
     for (const char* bad : {"24", "24Gib@3", "24GiB@", "@3", "24GiB@0", "0@3", "24GiB@1008,", "24GiB@1e999"})
         TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", bad}), "--hardware");
     for (const char* bad : {"0,0", "3,,1", "3,1,", "a,b", "-1,2", "nan,1"})
@@ -188,7 +245,8 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
     TEST_HOLDS(usage_run({"--timeout", "0"}), "--timeout");
     TEST_HOLDS(usage_run({"--timeout", "0.001"}), "must be at least 0.1");
     TEST_HOLDS(usage_run({"--memory-limit", "0"}), "above 0");
-    for (const char* bad : {"0", "1e-308", "1e308"}) TEST_HOLDS(usage_run({"--bandwidth", bad}), "at least 0.001 and at most 1e+09");
+    for (const char* bad : {"0", "1e-308", "1e308"})
+        TEST_HOLDS(usage_run({"--bandwidth", bad}), "at least 0.001 and at most 1e+09");
     std::string ranks = "1GiB@1";
     for (int r = 0; r < 1024; ++r) ranks += ",1GiB@1";
     TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", ranks}), "must have at most 1024 items");
@@ -196,32 +254,45 @@ BOOST_AUTO_TEST_CASE(bad_values_are_refused_by_name_and_value) {
 }
 
 BOOST_AUTO_TEST_CASE(lists_may_hold_blanks_and_name_their_bad_item) {
-    const auto bench = parse({"bench", "--model", "m", "--prompt-lengths", "16, 32", "--decode-lengths", " 4 ,5\t", "--batches", "1 , 2"});
+    const auto bench = parse({"bench", "--model", "m", "--prompt-lengths", "16, 32", "--decode-lengths",
+                              " 4 ,5\t", "--batches", "1 , 2"});
     BOOST_TEST(bench.prompt_lengths == (std::vector<std::int64_t>{16, 32}), boost::test_tools::per_element());
     BOOST_TEST(bench.decode_lengths == (std::vector<std::int64_t>{4, 5}), boost::test_tools::per_element());
     BOOST_TEST(bench.batches == (std::vector<std::int64_t>{1, 2}), boost::test_tools::per_element());
-    const auto run = parse_run({"--shares", "5 : 2, 1", "--gpus", "GPU-a, GPU-b", "--memory-limit", "24GiB, 16GiB", "--bandwidth", "1008, 288"});
+    const auto run = parse_run({"--shares", "5 : 2, 1", "--gpus", "GPU-a, GPU-b", "--memory-limit",
+                                "24GiB, 16GiB", "--bandwidth", "1008, 288"});
     BOOST_TEST(run.shares == (std::vector<double>{5, 2, 1}), boost::test_tools::per_element());
     BOOST_TEST(run.gpus == (std::vector<std::string>{"GPU-a", "GPU-b"}), boost::test_tools::per_element());
     BOOST_TEST(run.memory_limit.at(1) == 16ull << 30);
     BOOST_TEST(run.bandwidth.at(1) == 288);
-    BOOST_TEST(run.digest_text == parse_run({"--shares", "5,2,1", "--memory-limit", "24GiB,16GiB", "--bandwidth", "1008,288"}).digest_text);
-    BOOST_TEST(parse({"plan", "--model", "m", "--hardware", "24GiB@1008, 16GiB@288"}).hardware.at(1).gb_per_s == 288);
+    BOOST_TEST(run.digest_text ==
+               parse_run({"--shares", "5,2,1", "--memory-limit", "24GiB,16GiB", "--bandwidth", "1008,288"})
+                   .digest_text);
+    BOOST_TEST(
+        parse({"plan", "--model", "m", "--hardware", "24GiB@1008, 16GiB@288"}).hardware.at(1).gb_per_s ==
+        288);
     const Folder folder;
-    BOOST_TEST(parse({"bench", "--job", folder.write("b.ini", "model = m\nprompt-lengths = 16, 32\n")}).prompt_lengths.at(1) == 32);
+    BOOST_TEST(parse({"bench", "--job", folder.write("b.ini", "model = m\nprompt-lengths = 16, 32\n")})
+                   .prompt_lengths.at(1) == 32);
 
-    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16,3x,32"}), "--prompt-lengths holds '3x', which must be a whole number");
-    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "3x"}), "--prompt-lengths is '3x' and must be a whole number");
-    TEST_HOLDS(usage({"bench", "--model", "m", "--batches", "1,5000"}), "--batches holds '5000', which must be between 1 and 4096");
-    TEST_HOLDS(usage_run({"--shares", "3, 1 x"}), "--shares holds '1 x', which must be a number of 0 or more");
-    TEST_HOLDS(usage_run({"--memory-limit", "24GiB,16G"}), "--memory-limit holds '16G', which must be a size | write it as 24GiB");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16,3x,32"}),
+               "--prompt-lengths holds '3x', which must be a whole number");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "3x"}),
+               "--prompt-lengths is '3x' and must be a whole number");
+    TEST_HOLDS(usage({"bench", "--model", "m", "--batches", "1,5000"}),
+               "--batches holds '5000', which must be between 1 and 4096");
+    TEST_HOLDS(usage_run({"--shares", "3, 1 x"}),
+               "--shares holds '1 x', which must be a number of 0 or more");
+    TEST_HOLDS(usage_run({"--memory-limit", "24GiB,16G"}),
+               "--memory-limit holds '16G', which must be a size | write it as 24GiB");
     for (const char* hole : {"3,,1", "3, ,1", "3,", ",3", " "})
         TEST_HOLDS(usage_run({"--shares", hole}), "' and must not hold an empty item");
     TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008x2"}),
                "--hardware is '24GiB@1008x2', where '1008x2' must be a number of 0 or more");
     TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008,16Gb@288"}),
                "--hardware holds '16Gb@288', where '16Gb' must be a size");
-    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB"}), "--hardware holds '16GiB', which must be SIZE@GB_PER_SECOND");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "24GiB@1008,16GiB"}),
+               "--hardware holds '16GiB', which must be SIZE@GB_PER_SECOND");
 }
 
 BOOST_AUTO_TEST_CASE(a_switch_leaves_the_next_word_alone) {
@@ -232,51 +303,67 @@ BOOST_AUTO_TEST_CASE(a_switch_leaves_the_next_word_alone) {
         const auto o = parse({"--model", "m", name, "--prompt", "p"});  // before another option
         BOOST_TEST((o.prompts == std::vector<std::string>{"p"}));
         BOOST_TEST(o.digest_text != parse({"--model", "m", "--prompt", "p"}).digest_text);
-        BOOST_TEST(o.digest_text == parse({"--model", "m", "--prompt", "p", std::string(name) + "=on"}).digest_text);
+        BOOST_TEST(o.digest_text ==
+                   parse({"--model", "m", "--prompt", "p", std::string(name) + "=on"}).digest_text);
         BOOST_TEST(parse({"--model", "m", "--prompt", "p", std::string(name) + "=off"}).digest_text ==
                    parse({"--model", "m", "--prompt", "p"}).digest_text);
         TEST_HOLDS(usage({name, "bench", "--model", "m"}), "the command bench must be the first argument");
-        TEST_HOLDS(usage({"--model", "m", "--prompt", "p", name, "off"}), "unexpected argument 'off' | a switch takes its value after '=': " +
-                                                                              std::string(name) + "=off");
-        TEST_HOLDS(usage({"--model", "m", "--prompt", "p", std::string(name) + "="}), std::string(name) + ": value missing or empty");
+        TEST_HOLDS(
+            usage({"--model", "m", "--prompt", "p", name, "off"}),
+            "unexpected argument 'off' | a switch takes its value after '=': " + std::string(name) + "=off");
+        TEST_HOLDS(usage({"--model", "m", "--prompt", "p", std::string(name) + "="}),
+                   std::string(name) + ": value missing or empty");
         BOOST_TEST(parse({"--model", "m", std::string("--prompt=") + name}).prompts.at(0) == name);
         TEST_HOLDS(usage({"--model", "m", "--prompt", name}), std::string("value missing before ") + name);
     }
     BOOST_TEST(parse_run({"--output", "o", "--resume", "--seed", "1"}).resume);
-    TEST_HOLDS(usage({"recover", "--overwrite", "on", "out.h5"}), "unexpected argument 'on' | a switch takes its value after '=': --overwrite=on");
-    TEST_HOLDS(usage({"inspect", "--json", "on", "DIR"}), "unexpected argument 'on' | a switch takes its value after '=': --json=on");
-    TEST_HOLDS(usage({"inspect", "--json", "off"}), "unexpected argument 'off' | a switch takes its value after '='");
+    TEST_HOLDS(usage({"recover", "--overwrite", "on", "out.h5"}),
+               "unexpected argument 'on' | a switch takes its value after '=': --overwrite=on");
+    TEST_HOLDS(usage({"inspect", "--json", "on", "DIR"}),
+               "unexpected argument 'on' | a switch takes its value after '=': --json=on");
+    TEST_HOLDS(usage({"inspect", "--json", "off"}),
+               "unexpected argument 'off' | a switch takes its value after '='");
     BOOST_TEST(parse({"verify", "--", "--json", "on"}).files.size() == 2u);  // behind -- nothing is an option
 }
 
 BOOST_AUTO_TEST_CASE(stray_words_get_a_hint_that_the_command_takes) {
     TEST_HOLDS(usage({"bench", "--model", "m", "--prompt-lengths", "16", "64"}),
                "unexpected argument '64' | the items of a list are joined by commas: --prompt-lengths 16,64");
-    TEST_HOLDS(usage({"bench", "m", "--prompt-lengths", "16", "64"}), "unexpected argument '64' | the items of a list");
+    TEST_HOLDS(usage({"bench", "m", "--prompt-lengths", "16", "64"}),
+               "unexpected argument '64' | the items of a list");
     TEST_HOLDS(usage_run({"--shares", "3", "1"}), "--shares 3,1");
     TEST_HOLDS(usage({"bench", "m"}), "the checkpoint is given as --model DIR");
     TEST_HOLDS(usage({"--model", "m", "hello"}), "a prompt is given as --prompt TEXT");
     for (const char* command : {"bench", "plan"})
-        TEST_HOLDS(usage({command, "--model", "m", "hello"}), "unexpected argument 'hello' | ftmpi --help lists all options");
+        TEST_HOLDS(usage({command, "--model", "m", "hello"}),
+                   "unexpected argument 'hello' | ftmpi --help lists all options");
 }
 
 BOOST_AUTO_TEST_CASE(plan_takes_the_job_file_of_a_run) {
     const Folder folder;
     const auto job = folder.write("run.ini",
-                                  "command = run\nmodel = m\nprompt = a\nprompt = b\nmax-tokens = 9\nchat = on\nthinking = off\ntop-p = 0.9\n"
-                                  "temperature = 1\noutput = o.h5\noverwrite = on\nthreads = 2\ngpus = GPU-a,GPU-b\nhash = off\ntransport = mpi\n"
+                                  "command = run\nmodel = m\nprompt = a\nprompt = b\nmax-tokens = 9\nchat = "
+                                  "on\nthinking = off\ntop-p = 0.9\n"
+                                  "temperature = 1\noutput = o.h5\noverwrite = on\nthreads = 2\ngpus = "
+                                  "GPU-a,GPU-b\nhash = off\ntransport = mpi\n"
                                   "memory-limit = 1GiB\nbandwidth = 5\nbatch = 3\nkv = fp8\n");
     const auto o = parse({"plan", "--job", job, "--hardware", "24GiB@1008"});
     BOOST_TEST((o.command == Command::plan && o.model == "m" && o.batch == 3 && o.kv == KvType::fp8));
-    BOOST_TEST((o.hardware.size() == 1 && o.memory_limit.empty() && o.bandwidth.empty()));  // --hardware replaces both
-    BOOST_TEST((o.prompts.empty() && o.output.empty() && o.gpus.empty() && o.threads == 0 && !o.chat && !o.hash && !o.max_tokens_asked));
+    BOOST_TEST((o.hardware.size() == 1 && o.memory_limit.empty() &&
+                o.bandwidth.empty()));  // --hardware replaces both
+    BOOST_TEST((o.prompts.empty() && o.output.empty() && o.gpus.empty() && o.threads == 0 && !o.chat &&
+                !o.hash && !o.max_tokens_asked));
     BOOST_TEST(parse({"plan", "--job", job}).memory_limit.size() == 1u);
     BOOST_TEST((parse({"--job", job}).command == Command::run));
-    // What is wrong in it is found all the same; the command line and other commands take nothing that is not theirs.
-    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nmax-tokens = 0\n")}), "bad.ini:2: max-tokens is '0' and must be");
-    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nthinking = perhaps\n")}), "bad.ini:2: thinking is 'perhaps'");
+    // What is wrong in it is found all the same; the command line and other commands take nothing that is not
+    // theirs.
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nmax-tokens = 0\n")}),
+               "bad.ini:2: max-tokens is '0' and must be");
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nthinking = perhaps\n")}),
+               "bad.ini:2: thinking is 'perhaps'");
     TEST_HOLDS(usage({"plan", "--job", job, "--max-tokens", "9"}), "--max-tokens does not belong to `plan`");
-    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nprompt-lengths = 5\n")}), "prompt-lengths does not belong to `plan`");
+    TEST_HOLDS(usage({"plan", "--job", folder.write("bad.ini", "model = m\nprompt-lengths = 5\n")}),
+               "prompt-lengths does not belong to `plan`");
     TEST_HOLDS(usage({"bench", "--job", job}), "run.ini:3: prompt does not belong to `bench`");
     TEST_HOLDS(usage({"inspect", "--job", job}), "run.ini:3: prompt does not belong to `inspect`");
 }
@@ -288,9 +375,11 @@ BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
     TEST_HOLDS(usage_run({"--wholly-unlike", "3"}), "unknown option --wholly-unlike | ");
     TEST_HOLDS(usage_run({"--batch", "1", "--batch", "2"}), "--batch is given twice ('1' and '2')");
     TEST_HOLDS(usage_run({"--chat", "--chat"}), "--chat is given twice");
-    TEST_HOLDS(usage_run({"--hardware", "24GiB@1"}), "--hardware does not belong to `run` | it belongs to: plan");
+    TEST_HOLDS(usage_run({"--hardware", "24GiB@1"}),
+               "--hardware does not belong to `run` | it belongs to: plan");
     TEST_HOLDS(usage({"plan", "--model", "m", "--prompt", "x"}), "--prompt does not belong to `plan`");
-    TEST_HOLDS(usage({"plan", "--model", "m", "--gpus", "GPU-a"}), "--gpus does not belong to `plan` | it belongs to: run, bench");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--gpus", "GPU-a"}),
+               "--gpus does not belong to `plan` | it belongs to: run, bench");
     TEST_HOLDS(usage({"bench", "--model", "m", "--resume"}), "--resume");
     TEST_HOLDS(usage({"verify", "a", "b", "--model", "m"}), "--model");
     for (const char* name : {"--model", "--prompt", "--output", "--job", "--shares"}) {
@@ -303,7 +392,8 @@ BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
     TEST_HOLDS(usage_run({"--output", "--batch=3"}), "--output: value missing");
     BOOST_TEST(parse({"--model", "m", "--prompt=--overwrite"}).prompts[0] == "--overwrite");
     BOOST_TEST(parse({"--model", "m", "--prompt", "-5 + 3 ="}).prompts[0] == "-5 + 3 =");
-    BOOST_TEST(parse({"--model", "m", "--prompt", "--unlike any option"}).prompts[0] == "--unlike any option");
+    BOOST_TEST(parse({"--model", "m", "--prompt", "--unlike any option"}).prompts[0] ==
+               "--unlike any option");
     BOOST_TEST(!parse_run({"--chat=off"}).chat);
     TEST_HOLDS(usage_run({"-x"}), "unexpected argument '-x'");
     TEST_HOLDS(usage({"bneh", "--model", "m"}), "did you mean the command bench?");
@@ -328,12 +418,15 @@ BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
     const auto chat = folder.write("chat.ini", "model = m\nprompt = a\nchat = on\nthinking = off\n");
     BOOST_TEST(!parse({"--job", chat, "--chat=off"}).chat);
     const auto cards = folder.write("cards.ini", "command = plan\nmodel = m\nhardware = 24GiB@1008\n");
-    BOOST_TEST(parse({"plan", "--job", cards, "--memory-limit", "1GiB", "--bandwidth", "100"}).hardware.empty());
+    BOOST_TEST(
+        parse({"plan", "--job", cards, "--memory-limit", "1GiB", "--bandwidth", "100"}).hardware.empty());
     TEST_HOLDS(usage_run({"--thinking", "off"}), "--thinking needs --chat");
     TEST_HOLDS(usage_run({"--top-p", "0.9"}), "--top-p needs --temperature");
     TEST_HOLDS(usage_run({"--top-k", "40", "--seed", "1"}), "--top-k needs --temperature");
-    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--transport", "mpi"}), "--transport does not belong to `plan`");
-    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--memory-limit", "1GiB"}), "exclude each other");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--transport", "mpi"}),
+               "--transport does not belong to `plan`");
+    TEST_HOLDS(usage({"plan", "--model", "m", "--hardware", "1GiB@2", "--memory-limit", "1GiB"}),
+               "exclude each other");
 }
 
 BOOST_AUTO_TEST_CASE(sizes) {
@@ -343,16 +436,17 @@ BOOST_AUTO_TEST_CASE(sizes) {
     BOOST_TEST(parse_bytes("1000") == 1000u);
     BOOST_TEST(parse_bytes("1.5KiB") == 1536u);
     BOOST_TEST(parse_bytes("9007199254740993") == 9007199254740993ull);
-    for (const char* bad :
-         {"", "GiB", "24G", "24gib", "24 GiB", "-1", "1.5", "1..5GiB", ".5GiB", "5.GiB", "1e3", "99999999999TiB", "1GiBx"})
+    for (const char* bad : {"", "GiB", "24G", "24gib", "24 GiB", "-1", "1.5", "1..5GiB", ".5GiB", "5.GiB",
+                            "1e3", "99999999999TiB", "1GiBx"})
         TEST_HOLDS(refusal(Exit::usage, [&] { parse_bytes(bad); }), "'" + std::string(bad) + "'");
 }
 
 BOOST_AUTO_TEST_CASE(job_files) {
     const Folder folder;
-    const auto job = folder.write("a.ini",
-                                  "# a comment\r\n\r\nmodel = data/m  \r\nprompt = Is # or \\n special? \"No.\"\n"
-                                  "prompt=a = b\nmax-tokens = 9\n  chat = on\nshares = 3:1\n");
+    const auto job =
+        folder.write("a.ini",
+                     "# a comment\r\n\r\nmodel = data/m  \r\nprompt = Is # or \\n special? \"No.\"\n"
+                     "prompt=a = b\nmax-tokens = 9\n  chat = on\nshares = 3:1\n");
     auto o = parse({"--job", job});
     BOOST_TEST(o.model == "data/m");
     BOOST_TEST(o.prompts == (std::vector<std::string>{"Is # or \\n special? \"No.\"", "a = b"}),
@@ -385,16 +479,21 @@ BOOST_AUTO_TEST_CASE(job_files) {
         {"command = help\n", "bad.ini:1: unknown command 'help'"},
         {"prompt = \xff\n", "bad.ini:1: invalid UTF-8"},
     };
-    for (const auto& [text, message] : bad) TEST_HOLDS(usage({"--job", folder.write("bad.ini", text)}), message);
+    for (const auto& [text, message] : bad)
+        TEST_HOLDS(usage({"--job", folder.write("bad.ini", text)}), message);
     // A byte order mark says that the file is UTF-8, and is no part of the first key; of the others none is.
-    BOOST_TEST(parse({"--job", folder.write("mark.ini", "\xEF\xBB\xBFmodel = m\nprompt = p\n")}).model == "m");
-    TEST_HOLDS(usage({"--job", folder.write("mark.ini", "model = m\n\xEF\xBB\xBFprompt = p\n")}), "mark.ini:2: unknown key");
-    TEST_HOLDS(usage({"--job", folder.write("wide.ini", std::string("\xFF\xFEm\0=\0m\0", 8))}), "looks like UTF-16");
+    BOOST_TEST(parse({"--job", folder.write("mark.ini", "\xEF\xBB\xBFmodel = m\nprompt = p\n")}).model ==
+               "m");
+    TEST_HOLDS(usage({"--job", folder.write("mark.ini", "model = m\n\xEF\xBB\xBFprompt = p\n")}),
+               "mark.ini:2: unknown key");
+    TEST_HOLDS(usage({"--job", folder.write("wide.ini", std::string("\xFF\xFEm\0=\0m\0", 8))}),
+               "looks like UTF-16");
     TEST_HOLDS(usage({"--job", folder.write("nul.ini", std::string("model = m\0m\n", 12))}), "NUL");
     TEST_HOLDS(usage({"--job", folder.path.string()}), "is not a regular file");
     TEST_HOLDS(usage({"--job", "/dev/zero"}), "is not a regular file");
     TEST_HOLDS(usage({"--job", (folder.path / "none.ini").string()}), "cannot be opened");
-    TEST_HOLDS(usage({"--job", folder.write("large.ini", std::string((1 << 20) + 1, '#'))}), "is larger than 1048576 bytes");
+    TEST_HOLDS(usage({"--job", folder.write("large.ini", std::string((1 << 20) + 1, '#'))}),
+               "is larger than 1048576 bytes");
 }
 
 BOOST_AUTO_TEST_CASE(the_job_files_of_the_project_are_accepted) {
@@ -423,17 +522,18 @@ BOOST_AUTO_TEST_CASE(digest_text_holds_what_must_be_equal) {
     TEST_HOLDS(a, "prompt=hello\n");
     TEST_HOLDS(a, "max-tokens=64\n");
     TEST_HOLDS(a, "shares=3,1\n");
-    for (const std::vector<std::string>& other : std::vector<std::vector<std::string>>{{"--max-tokens", "65"},
-                                                                                       {"--seed", "1"},
-                                                                                       {"--kv", "fp8"},
-                                                                                       {"--context", "100"},
-                                                                                       {"--hash", "off"},
-                                                                                       {"--prompt", "x"},
-                                                                                       {"--chat"},
-                                                                                       {"--temperature", "0.1"},
-                                                                                       {"--timeout", "1"},
-                                                                                       {"--memory-limit", "1GiB"},
-                                                                                       {"--prompts", "f"}})
+    for (const std::vector<std::string>& other :
+         std::vector<std::vector<std::string>>{{"--max-tokens", "65"},
+                                               {"--seed", "1"},
+                                               {"--kv", "fp8"},
+                                               {"--context", "100"},
+                                               {"--hash", "off"},
+                                               {"--prompt", "x"},
+                                               {"--chat"},
+                                               {"--temperature", "0.1"},
+                                               {"--timeout", "1"},
+                                               {"--memory-limit", "1GiB"},
+                                               {"--prompts", "f"}})
         BOOST_TEST(parse_run(other).digest_text != parse_run({}).digest_text);
     // A line break inside a value must not look like another option.
     TEST_HOLDS(parse({"--model", "m", "--prompt", "a\nseed=3"}).digest_text, "prompt=a\\nseed=3\n");
@@ -448,8 +548,8 @@ BOOST_AUTO_TEST_CASE(help_lists_every_option_within_100_columns) {
         begin = end + 1;
     }
     BOOST_TEST(widest <= 100u);
-    for (const char* part : {"--model DIR", "[default 64]", "--hardware", "(run, bench, plan)", "[plan]", "recover",
-                             "--kv bf16|fp8|fp32", "[default bf16]"})
+    for (const char* part : {"--model DIR", "[default 64]", "--hardware", "(run, bench, plan)", "[plan]",
+                             "recover", "--kv bf16|fp8|fp32", "[default bf16]"})
         TEST_HOLDS(help, part);
 }
 
@@ -458,7 +558,8 @@ BOOST_AUTO_TEST_CASE(many_arguments_are_told_apart_as_few_are) {
     for (int before = 250; before <= 260; ++before) {
         std::vector<std::string> line;
         for (int i = 0; i < before; ++i) line.push_back("--prompt=" + std::to_string(i));
-        line.insert(line.end(), {"--chat", "--prompt", "--", "--thinking", "off", "--prompt", "--dashes", "--model", "m"});
+        line.insert(line.end(), {"--chat", "--prompt", "--", "--thinking", "off", "--prompt", "--dashes",
+                                 "--model", "m"});
         const auto options = parse(line);
         BOOST_TEST(options.prompts.size() == static_cast<std::size_t>(before) + 2);
         BOOST_TEST(options.prompts.at(static_cast<std::size_t>(before)) == "--");

@@ -14,7 +14,8 @@ using namespace ftmpi::test;
 
 namespace {
 
-/// The pair of the report this program was made for: 24 GB at 1008 GB/s beside 16 GB at 288 GB/s, fixed costs subtracted.
+/// The pair of the report this program was made for: 24 GB at 1008 GB/s beside 16 GB at 288 GB/s, fixed costs
+/// subtracted.
 std::vector<RankMemory> pair() {
     const double fixed = static_cast<double>(kGpuFixedBytes) / (1ull << 30);
     return {card(24 - fixed, 1008), card(16 - fixed, 288)};
@@ -35,13 +36,13 @@ struct Refusal {
 Refusal refusal_of(const ModelSizes& sizes, const PlanRequest& request) {
     try {
         make_plan(sizes, request);
-    } catch (const Error& error) {
-        return {error.code(), error.what(), error.hint()};
-    }
+    } catch (const Error& error) { return {error.code(), error.what(), error.hint()}; }
     return {};
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
 
 /// The number after `label` in `text`.
 std::int64_t number_after(const std::string& text, const std::string& label) {
@@ -53,7 +54,8 @@ std::int64_t number_after(const std::string& text, const std::string& label) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(bytes_read_for_a_token) {
-    // 2383.4 MB by the arithmetic of the formats alone; ours adds row scales and keeps norms and convolution in fp32.
+    // 2383.4 MB by the arithmetic of the formats alone; ours adds row scales and keeps norms and convolution
+    // in fp32.
     const auto plan = make_plan(sizes_of_35b(), fp8_request({card(80, 4800)}, Policy::speed));
     BOOST_TEST(std::abs(plan.read_bytes[0] / 1e6 - 2383.4) < 0.01 * 2383.4, plan.read_bytes[0] / 1e6);
     BOOST_TEST(plan.exchanges == 0);  // one rank gathers nothing
@@ -64,7 +66,9 @@ BOOST_AUTO_TEST_CASE(bytes_read_for_a_token) {
 
 BOOST_AUTO_TEST_CASE(shares_are_quotients_whatever_their_size) {
     const auto sizes = sizes_of_35b();
-    const auto cut = [&](std::vector<double> shares) { return make_plan(sizes, request_for_shares(std::move(shares))).layers[0].expert; };
+    const auto cut = [&](std::vector<double> shares) {
+        return make_plan(sizes, request_for_shares(std::move(shares))).layers[0].expert;
+    };
     const auto even = cut({1, 1}), uneven = cut({3, 1});
     BOOST_TEST((cut({1e308, 1e308}) == even));
     BOOST_TEST((cut({5e-324, 5e-324}) == even));
@@ -141,11 +145,13 @@ BOOST_AUTO_TEST_CASE(what_lacks_memory_is_told_in_units_that_fit) {
     BOOST_TEST(refusal.hint.starts_with("24000 is 24000 bytes; 24000MiB?"), refusal.hint);
     BOOST_TEST(contains(refusal.hint, "smaller --batches need less"), refusal.hint);
     options.backend = BackendChoice::cuda;
-    BOOST_TEST(contains(refusal_of(sizes, plan_request(options, ranks_of(options))).what, ", has 0 B beside the 614 MiB that a GPU's driver takes"));
+    BOOST_TEST(contains(refusal_of(sizes, plan_request(options, ranks_of(options))).what,
+                        ", has 0 B beside the 614 MiB that a GPU's driver takes"));
     options.backend = BackendChoice::cpu;
-    const std::pair<std::uint64_t, const char*> names[] = {{20ull << 20, "20MiB@288.5"},    {1, "1B@288.5"},
-                                                           {1536, "1.5KiB@288.5"},          {24ull << 30, "24GiB@288.5"},
-                                                           {16000000000, "14.9GiB@288.5"}, {2048ull << 30, "2TiB@288.5"}};
+    const std::pair<std::uint64_t, const char*> names[] = {
+        {20ull << 20, "20MiB@288.5"},   {1, "1B@288.5"},
+        {1536, "1.5KiB@288.5"},         {24ull << 30, "24GiB@288.5"},
+        {16000000000, "14.9GiB@288.5"}, {2048ull << 30, "2TiB@288.5"}};
     for (const auto& [bytes, name] : names) {
         options.hardware = {{bytes, 288.5}};
         BOOST_TEST(ranks_of(options)[0].name == name);
@@ -157,9 +163,7 @@ BOOST_AUTO_TEST_CASE(what_lacks_memory_is_told_in_units_that_fit) {
     try {
         ranks_of(none);
         BOOST_ERROR("a plan without hardware");
-    } catch (const Error& error) {
-        BOOST_TEST(contains(error.hint(), "--memory-limit"));
-    }
+    } catch (const Error& error) { BOOST_TEST(contains(error.hint(), "--memory-limit")); }
 }
 
 BOOST_AUTO_TEST_CASE(unlike_cards_are_used_for_what_they_have) {
@@ -167,7 +171,8 @@ BOOST_AUTO_TEST_CASE(unlike_cards_are_used_for_what_they_have) {
     const auto memory = make_plan(sizes, fp8_request(pair(), Policy::memory));
     const auto even = make_plan(sizes, fp8_request(pair(), Policy::even));
     BOOST_TEST(memory.context == 262144);
-    BOOST_TEST(memory.context_capacity > 1.5 * even.context_capacity);  // no key/value head twice, and both cards full
+    BOOST_TEST(memory.context_capacity >
+               1.5 * even.context_capacity);  // no key/value head twice, and both cards full
     BOOST_TEST(memory.given[0] > memory.given[1]);
     auto request = fp8_request(pair(), Policy::memory);
     request.slots = 8;
@@ -192,9 +197,7 @@ BOOST_AUTO_TEST_CASE(memory_policy_beats_every_share) {
             try {
                 BOOST_TEST(make_plan(sizes, request).context_capacity <= best.context_capacity,
                            small << " GiB, " << percent << "%");
-            } catch (const Error& error) {
-                BOOST_TEST((error.code() == Exit::does_not_fit));
-            }
+            } catch (const Error& error) { BOOST_TEST((error.code() == Exit::does_not_fit)); }
         }
     }
     std::int64_t last = 0;
@@ -207,14 +210,16 @@ BOOST_AUTO_TEST_CASE(memory_policy_beats_every_share) {
 }
 
 BOOST_AUTO_TEST_CASE(fixed_costs_come_before_the_ratio) {
-    // A card with a ninth of the memory must not get a tenth of the model: workspace and replicated rows do not shrink.
+    // A card with a ninth of the memory must not get a tenth of the model: workspace and replicated rows do
+    // not shrink.
     const auto sizes = sizes_of_35b();
     for (const double small : {0.2, 0.5, 1.0, 2.4}) {
         const auto plan = make_plan(sizes, fp8_request({card(22), card(small)}, Policy::memory, 4096));
         for (std::size_t r = 0; r < 2; ++r) BOOST_TEST(plan.bytes[r].total() <= plan.available[r]);
         // A small card without attention heads has no cache and may hold a little more for it.
         BOOST_TEST(plan.given[1] < (plan.bytes[1].kv_cache ? 1.0 : 1.1) * small / (22 + small));
-        const auto speed = make_plan(sizes, fp8_request({card(22, 500), card(small, 500)}, Policy::speed, 4096));
+        const auto speed =
+            make_plan(sizes, fp8_request({card(22, 500), card(small, 500)}, Policy::speed, 4096));
         for (std::size_t r = 0; r < 2; ++r) BOOST_TEST(speed.bytes[r].total() <= speed.available[r]);
     }
 }
@@ -234,7 +239,9 @@ BOOST_AUTO_TEST_CASE(speed_follows_bandwidth_and_memory_clips_it) {
 
     std::mt19937 random(5);
     for (int round = 0; round < 20; ++round) {
-        const auto any = [&](double low, double high) { return std::uniform_real_distribution<>(low, high)(random); };
+        const auto any = [&](double low, double high) {
+            return std::uniform_real_distribution<>(low, high)(random);
+        };
         request.ranks = {card(any(12, 40), any(200, 4000)), card(any(12, 40), any(200, 4000)),
                          card(any(4, 40), any(200, 4000))};
         request.policy = Policy::speed;
@@ -245,9 +252,7 @@ BOOST_AUTO_TEST_CASE(speed_follows_bandwidth_and_memory_clips_it) {
             request.shares = {any(0, 1), any(0, 1), any(0, 1)};
             try {  // whole heads are coarse: another rounding may win by a part of one
                 BOOST_TEST(make_plan(sizes, request).seconds_per_token > best.seconds_per_token * 0.99);
-            } catch (const Error& error) {
-                BOOST_TEST((error.code() == Exit::does_not_fit));
-            }
+            } catch (const Error& error) { BOOST_TEST((error.code() == Exit::does_not_fit)); }
         }
     }
 }
@@ -285,7 +290,8 @@ BOOST_AUTO_TEST_CASE(output_projection_is_replicated_when_that_is_faster_and_fit
     BOOST_TEST(cheap.exchanges == 161);
     BOOST_TEST(dear.bytes[0].total() > cheap.bytes[0].total());
     request.exchange_seconds = 20e-6;
-    for (std::size_t r = 0; r < 2; ++r) request.ranks[r].bytes = cheap.bytes[r].total();  // no room to replicate
+    for (std::size_t r = 0; r < 2; ++r)
+        request.ranks[r].bytes = cheap.bytes[r].total();  // no room to replicate
     BOOST_TEST(!make_plan(sizes, request).out_replicated);
 }
 
@@ -332,7 +338,8 @@ BOOST_AUTO_TEST_CASE(what_does_not_fit_is_refused_with_what_would) {
     BOOST_TEST(contains(none.hint, " GiB"), none.hint);
     const auto whole = make_plan(sizes, fp8_request({card(40)}, Policy::memory, 1)).bytes[0].total() >> 20;
     const auto expected = static_cast<double>(whole) - 14 * 1024;
-    BOOST_TEST((missing >= expected - 6 && missing < expected + 200), missing);  // more by what both ranks hold
+    BOOST_TEST((missing >= expected - 6 && missing < expected + 200),
+               missing);  // more by what both ranks hold
     const auto tiny = refusal_of(sizes, fp8_request({card(24), card(0.01)}, Policy::memory));
     BOOST_TEST(contains(tiny.hint, "rank 1 cannot hold even what every rank needs"));
 }
@@ -347,7 +354,8 @@ BOOST_AUTO_TEST_CASE(context_is_chosen_from_memory_and_bounded_by_the_model) {
     BOOST_TEST(plan.context > 10000);
     BOOST_TEST(plan.context == plan.context_capacity);
     BOOST_TEST(plan.bytes[0].total() <= plan.available[0]);
-    BOOST_TEST(plan.available[0] - plan.bytes[0].total() < 2u * 10 * 2 * 2 * 256 * 2 + 256);  // not one token more
+    BOOST_TEST(plan.available[0] - plan.bytes[0].total() <
+               2u * 10 * 2 * 2 * 256 * 2 + 256);  // not one token more
     request.ranks[0] = card(200);
     const auto large = make_plan(sizes, request);
     BOOST_TEST(large.context == 262144);
@@ -365,7 +373,13 @@ BOOST_AUTO_TEST_CASE(a_request_that_cannot_fit_takes_nothing_from_those_that_can
     auto request = fp8_request({card(10.5, 1008), card(10.5, 288)}, Policy::speed);
     request.kv = KvType::bf16;
     const auto most = make_plan(sizes, request).context;
-    const auto all = make_plan(sizes, [&] { auto r = request; r.policy = Policy::memory; return r; }()).context;
+    const auto all = make_plan(sizes,
+                               [&] {
+                                   auto r = request;
+                                   r.policy = Policy::memory;
+                                   return r;
+                               }())
+                         .context;
     BOOST_TEST_REQUIRE(most < all);
     const auto fits = (most + all) / 2;
     BOOST_TEST(plan_for(options, sizes, request, false, {4096, fits}).context == fits);
@@ -376,7 +390,9 @@ BOOST_AUTO_TEST_CASE(a_request_that_cannot_fit_takes_nothing_from_those_that_can
 
 BOOST_AUTO_TEST_CASE(policies_hold_on_any_geometry) {
     std::mt19937 random(11);
-    const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+    const auto pick = [&](int low, int high) {
+        return std::uniform_int_distribution<int>(low, high)(random);
+    };
     int fitted = 0;
     for (int round = 0; round < 150; ++round) {
         const auto sizes = random_sizes(random);
@@ -384,8 +400,8 @@ BOOST_AUTO_TEST_CASE(policies_hold_on_any_geometry) {
         const auto whole = make_plan(sizes, request_for_shares({1})).bytes[0].total();
         const int n = pick(1, 9);
         for (int r = 0; r < n; ++r)
-            ranks.push_back(
-                {whole * static_cast<std::uint64_t>(pick(1, 40)) / 20, pick(0, 2) ? 10.0 * pick(1, 100) : 0.0, "x"});
+            ranks.push_back({whole * static_cast<std::uint64_t>(pick(1, 40)) / 20,
+                             pick(0, 2) ? 10.0 * pick(1, 100) : 0.0, "x"});
         for (const auto policy : {Policy::memory, Policy::speed, Policy::even}) {
             auto request = request_for(ranks, policy);
             request.prefill_rows = 4;
@@ -393,7 +409,8 @@ BOOST_AUTO_TEST_CASE(policies_hold_on_any_geometry) {
             try {
                 const auto plan = make_plan(sizes, request);
                 ++fitted;
-                for (std::size_t r = 0; r < ranks.size(); ++r) BOOST_TEST_REQUIRE(plan.bytes[r].total() <= ranks[r].bytes);
+                for (std::size_t r = 0; r < ranks.size(); ++r)
+                    BOOST_TEST_REQUIRE(plan.bytes[r].total() <= ranks[r].bytes);
                 BOOST_TEST_REQUIRE(plan.context <= plan.context_capacity);
                 BOOST_TEST_REQUIRE((plan.context >= 1 && plan.context <= 1024));
                 std::int64_t next = 0;
@@ -403,7 +420,8 @@ BOOST_AUTO_TEST_CASE(policies_hold_on_any_geometry) {
                 }
                 BOOST_TEST_REQUIRE(next == sizes.config.vocab);
                 std::istringstream lines(plan_table(sizes, plan));
-                for (std::string line; std::getline(lines, line);) BOOST_TEST_REQUIRE(line.size() <= 120u, line);
+                for (std::string line; std::getline(lines, line);)
+                    BOOST_TEST_REQUIRE(line.size() <= 120u, line);
             } catch (const Error& error) {
                 BOOST_TEST_REQUIRE((error.code() == Exit::does_not_fit));
                 BOOST_TEST_REQUIRE(!error.hint().empty());
@@ -442,14 +460,15 @@ BOOST_AUTO_TEST_CASE(options_describe_the_hardware) {
     options.prefill_chunk = 7;
     options.embedding_on_host = false;
     const auto request = plan_request(options, {card(1)});
-    BOOST_TEST((request.policy == Policy::memory && request.context == 77 && request.slots == 5 && request.kv == KvType::fp32 &&
-                request.prefill_rows == 7 && !request.embedding_on_host && request.ranks.size() == 1));
+    BOOST_TEST((request.policy == Policy::memory && request.context == 77 && request.slots == 5 &&
+                request.kv == KvType::fp32 && request.prefill_rows == 7 && !request.embedding_on_host &&
+                request.ranks.size() == 1));
 }
 
 BOOST_AUTO_TEST_CASE(the_embedding_goes_to_gpus_that_have_room) {
     const auto sizes = sizes_of_35b();
-    const auto on_host = [&](std::vector<RankMemory> ranks, Policy policy, std::int64_t context, std::optional<bool> asked = {},
-                             bool on_gpus = true) {
+    const auto on_host = [&](std::vector<RankMemory> ranks, Policy policy, std::int64_t context,
+                             std::optional<bool> asked = {}, bool on_gpus = true) {
         Options options;
         options.embedding_on_host = asked;
         auto request = fp8_request(std::move(ranks), policy, context);
@@ -472,7 +491,8 @@ BOOST_AUTO_TEST_CASE(the_embedding_goes_to_gpus_that_have_room) {
     BOOST_TEST(on_host({card(needed + 1, 1008)}, Policy::speed, 0));  // it would shorten the context
     // Where the table would change the cut, it stays: the cut by bandwidth fits without it only.
     const auto cut = make_plan(sizes, fp8_request({card(80, 1008), card(80, 288)}, Policy::speed, 4096));
-    const auto first = static_cast<double>(cut.bytes[0].total()) / (1ull << 30), second = static_cast<double>(cut.bytes[1].total()) / (1ull << 30);
+    const auto first = static_cast<double>(cut.bytes[0].total()) / (1ull << 30),
+               second = static_cast<double>(cut.bytes[1].total()) / (1ull << 30);
     BOOST_TEST(on_host({card(first + 0.5, 1008), card(second + 0.5, 288)}, Policy::speed, 4096));
     BOOST_TEST(!on_host({card(first + 1, 1008), card(second + 1, 288)}, Policy::speed, 4096));
 }
@@ -486,18 +506,12 @@ BOOST_AUTO_TEST_CASE(json_is_well_formed) {
     bool in_string = false;
     for (std::size_t i = 0; i < json.size(); ++i) {
         if (in_string) {
-            if (json[i] == '\\')
-                ++i;
-            else if (json[i] == '"')
-                in_string = false;
-            else
-                BOOST_TEST_REQUIRE(static_cast<unsigned char>(json[i]) >= 0x20);
-        } else if (json[i] == '"')
-            in_string = true;
-        else if (json[i] == '{' || json[i] == '[')
-            ++depth;
-        else if (json[i] == '}' || json[i] == ']')
-            BOOST_TEST_REQUIRE(--depth >= 0);
+            if (json[i] == '\\') ++i;
+            else if (json[i] == '"') in_string = false;
+            else BOOST_TEST_REQUIRE(static_cast<unsigned char>(json[i]) >= 0x20);
+        } else if (json[i] == '"') in_string = true;
+        else if (json[i] == '{' || json[i] == '[') ++depth;
+        else if (json[i] == '}' || json[i] == ']') BOOST_TEST_REQUIRE(--depth >= 0);
     }
     BOOST_TEST(depth == 0);
     BOOST_TEST(contains(json, "\"policy\": \"memory\""));

@@ -24,8 +24,10 @@ public:
     void* allocate(std::size_t bytes, std::string_view) override {
         if (bytes == 0) return nullptr;
         constexpr std::size_t page = 4096, alignment = 64;
-        const std::size_t whole = (bytes + alignment - 1) / alignment * alignment, inside = (whole + page) / page * page;
-        auto* begin = static_cast<std::byte*>(mmap(nullptr, inside + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        const std::size_t whole = (bytes + alignment - 1) / alignment * alignment,
+                          inside = (whole + page) / page * page;
+        auto* begin = static_cast<std::byte*>(
+            mmap(nullptr, inside + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         BOOST_TEST_REQUIRE((begin != MAP_FAILED && mprotect(begin + inside, page, PROT_NONE) == 0));
         std::byte* const p = begin + inside - whole;
         std::memset(begin, 0xff, inside);
@@ -46,19 +48,24 @@ private:
 
 std::vector<Request> five_prompts(const Tokenizer& tokenizer, std::int64_t tokens) {
     std::vector<Request> requests;
-    for (const char* text : {"The capital of France is", "1, 2, 3,", "def fibonacci(n):", "The quick brown fox jumps over the lazy dog.",
-                             "Q: What is 17 times 24?\nA:"})
-        requests.push_back({.index = static_cast<std::int64_t>(requests.size()), .id = {}, .prompt = text, .ids = tokenizer.encode(text),
-                            .max_tokens = tokens, .refused = {}});
+    for (const char* text : {"The capital of France is", "1, 2, 3,", "def fibonacci(n):",
+                             "The quick brown fox jumps over the lazy dog.", "Q: What is 17 times 24?\nA:"})
+        requests.push_back({.index = static_cast<std::int64_t>(requests.size()),
+                            .id = {},
+                            .prompt = text,
+                            .ids = tokenizer.encode(text),
+                            .max_tokens = tokens,
+                            .refused = {}});
     return requests;
 }
 
 /// One hash a prompt.
-std::vector<std::string> hashes(const std::filesystem::path& model, const FleetOptions& options, std::int64_t tokens = 12,
-                                std::int64_t chunk = 256) {
+std::vector<std::string> hashes(const std::filesystem::path& model, const FleetOptions& options,
+                                std::int64_t tokens = 12, std::int64_t chunk = 256) {
     Fleet fleet(model, options);
-    const auto records = fleet.generate(five_prompts(fleet.tokenizer(), tokens),
-                                        {.hash = true, .prefill_chunk = chunk, .stop_ids = fleet.config().stop_ids});
+    const auto records =
+        fleet.generate(five_prompts(fleet.tokenizer(), tokens),
+                       {.hash = true, .prefill_chunk = chunk, .stop_ids = fleet.config().stop_ids});
     std::vector<std::string> all;
     for (const auto& r : records) {
         BOOST_TEST(r.logits_sha256.size() == 64u);
@@ -76,18 +83,23 @@ BOOST_AUTO_TEST_CASE(any_cut_gives_the_same_bits) {
         const auto want = hashes(kData / model, {});
         std::printf("%s: %s...\n", model, want[0].substr(0, 16).c_str());
         BOOST_TEST(want[0] != want[1]);
-        for (const auto& shares : std::vector<std::vector<double>>{{1, 1}, {3, 1}, {1, 0}, {0, 1}, {1, 1, 1}, {5, 2, 1}, {1, 1, 1, 1}, {7, 0, 2, 1}}) {
-            const auto have = hashes(kData / model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
-            BOOST_TEST(have == want, model << " with " << shares.size() << " ranks, first share " << shares[0]);
+        for (const auto& shares : std::vector<std::vector<double>>{
+                 {1, 1}, {3, 1}, {1, 0}, {0, 1}, {1, 1, 1}, {5, 2, 1}, {1, 1, 1, 1}, {7, 0, 2, 1}}) {
+            const auto have =
+                hashes(kData / model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
+            BOOST_TEST(have == want,
+                       model << " with " << shares.size() << " ranks, first share " << shares[0]);
         }
         for (Policy policy : {Policy::speed, Policy::memory})
             BOOST_TEST(hashes(kData / model, {.ranks = 3, .policy = policy}) == want);
         for (bool whole : {false, true})  // the output projection on every rank, or cut
-            BOOST_TEST(hashes(kData / model, {.ranks = 2, .shares = {3, 1}, .edit_plan = [&](ShardPlan& plan) {
-                plan.out_replicated = whole;
-                for (auto& layer : plan.layers)
-                    layer.out = whole ? std::vector<Range>{{0, 256}, {0, 256}} : std::vector<Range>{{0, 160}, {160, 256}};
-            }}) == want);
+            BOOST_TEST(
+                hashes(kData / model, {.ranks = 2, .shares = {3, 1}, .edit_plan = [&](ShardPlan& plan) {
+                                           plan.out_replicated = whole;
+                                           for (auto& layer : plan.layers)
+                                               layer.out = whole ? std::vector<Range>{{0, 256}, {0, 256}}
+                                                                 : std::vector<Range>{{0, 160}, {160, 256}};
+                                       }}) == want);
     }
 }
 
@@ -96,7 +108,8 @@ BOOST_AUTO_TEST_CASE(batch_chunking_and_repetition_change_nothing) {
         const auto want = hashes(kData / "tiny-nvfp4", {.kv = kv});
         BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}) == want);
         BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv, .slots = 5}) == want);
-        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.ranks = 2, .shares = {3, 1}, .kv = kv, .slots = 3}) == want);
+        BOOST_TEST(hashes(kData / "tiny-nvfp4", {.ranks = 2, .shares = {3, 1}, .kv = kv, .slots = 3}) ==
+                   want);
         BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}, 12, 7) == want);
         BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv}, 12, 1) == want);
         BOOST_TEST(hashes(kData / "tiny-nvfp4", {.kv = kv, .slots = 5, .prefill_rows = 2}) == want);
@@ -119,25 +132,32 @@ BOOST_AUTO_TEST_CASE(instruction_sets_agree) {
 BOOST_AUTO_TEST_CASE(long_prompts_agree_in_any_chunking_and_cut) {
     const ReferenceFiles reference(kData / "references", "nvfp4");
     const auto& p = reference.prompt("len600");
-    const std::vector<std::int32_t> prompt(p.prompt_ids.begin(), p.prompt_ids.end()), forced(p.greedy_ids.begin(), p.greedy_ids.begin() + 8);
+    const std::vector<std::int32_t> prompt(p.prompt_ids.begin(), p.prompt_ids.end()),
+        forced(p.greedy_ids.begin(), p.greedy_ids.begin() + 8);
     for (KvType kv : {KvType::fp32, KvType::fp8}) {
-        const auto want = Fleet(kData / "tiny-nvfp4", {.kv = kv, .prefill_rows = 600}).logits(prompt, forced, 600);
+        const auto want =
+            Fleet(kData / "tiny-nvfp4", {.kv = kv, .prefill_rows = 600}).logits(prompt, forced, 600);
         BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 7) == want));
         BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 1) == want));
-        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.ranks = 3, .shares = {5, 2, 1}, .kv = kv}).logits(prompt, forced, 256) == want));
+        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.ranks = 3, .shares = {5, 2, 1}, .kv = kv})
+                        .logits(prompt, forced, 256) == want));
     }
 }
 
 BOOST_AUTO_TEST_CASE(nothing_outside_the_buffers_is_read) {
     // Numbers of rows just beside those that fill a vector, a tile or a chunk.
     for (const auto& shares : std::vector<std::vector<double>>{{1}, {3, 1}}) {
-        FleetOptions options{.ranks = static_cast<int>(shares.size()), .shares = shares, .context = 160, .embedding_on_host = false};
+        FleetOptions options{.ranks = static_cast<int>(shares.size()),
+                             .shares = shares,
+                             .context = 160,
+                             .embedding_on_host = false};
         Fleet plain(kData / "tiny-nvfp4", options);
         options.backend = [] { return std::make_unique<GuardedBackend>(); };
         Fleet guarded(kData / "tiny-nvfp4", options);
         for (const std::size_t length : {1u, 3u, 63u, 65u, 129u}) {
             std::vector<std::int32_t> prompt;
-            for (std::size_t i = 0; i < length; ++i) prompt.push_back(static_cast<std::int32_t>(97 + (i * i + i / 7) % 1500));
+            for (std::size_t i = 0; i < length; ++i)
+                prompt.push_back(static_cast<std::int32_t>(97 + (i * i + i / 7) % 1500));
             const std::vector<std::int32_t> forced{100, 101};
             for (const std::int64_t chunk : {64, 256})
                 BOOST_TEST((guarded.logits(prompt, forced, chunk) == plain.logits(prompt, forced, 256)),

@@ -39,7 +39,8 @@ BOOST_AUTO_TEST_CASE(prompt_arguments_are_literal) {
     o.prompts = {"fine", ""};
     TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "--prompt 2: empty prompt");
     o.prompts = {"ab\xED\xA0\x80"};
-    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), "--prompt 1: invalid UTF-8 (surrogate) at byte 2");
+    TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }),
+               "--prompt 1: invalid UTF-8 (surrogate) at byte 2");
 }
 
 BOOST_AUTO_TEST_CASE(text_prompt_files) {
@@ -58,11 +59,17 @@ BOOST_AUTO_TEST_CASE(text_prompt_files) {
                    .text == "a");
     BOOST_TEST(prompts_of(folder, std::string("a\0b\n", 4))[0].text == std::string("a\0b", 3));
     TEST_HOLDS(bad_prompts(folder, "a\n\nb\n"), "prompts: line 2: empty prompt");
-    for (const char* empty : {"", "\n", "\r\n\n\n", "\xEF\xBB\xBF"}) TEST_HOLDS(bad_prompts(folder, empty), "no prompts");
-    const std::pair<const char*, const char*> bad[] = {
-        {"\xFF", "at byte 3"},           {"\xC3\x28", "truncated character"},     {"\xE2\x82", "truncated character"},
-        {"\xED\xA0\x80", "(surrogate)"}, {"\xF5\x80\x80\x80", "beyond U+10FFFF"}, {"\xC0\xAF", "overlong form"},
-        {"\x80", "continuation byte"},   {"\xE0\x80\x80", "overlong form"},       {"\xF4\x90\x80\x80", "beyond U+10FFFF"}};
+    for (const char* empty : {"", "\n", "\r\n\n\n", "\xEF\xBB\xBF"})
+        TEST_HOLDS(bad_prompts(folder, empty), "no prompts");
+    const std::pair<const char*, const char*> bad[] = {{"\xFF", "at byte 3"},
+                                                       {"\xC3\x28", "truncated character"},
+                                                       {"\xE2\x82", "truncated character"},
+                                                       {"\xED\xA0\x80", "(surrogate)"},
+                                                       {"\xF5\x80\x80\x80", "beyond U+10FFFF"},
+                                                       {"\xC0\xAF", "overlong form"},
+                                                       {"\x80", "continuation byte"},
+                                                       {"\xE0\x80\x80", "overlong form"},
+                                                       {"\xF4\x90\x80\x80", "beyond U+10FFFF"}};
     for (const auto& [bytes, message] : bad) {
         const auto text = bad_prompts(folder, std::string("ok\n") + bytes);
         TEST_HOLDS(text, "prompts: line 2: invalid UTF-8");
@@ -77,14 +84,16 @@ BOOST_AUTO_TEST_CASE(text_prompt_files) {
 
 BOOST_AUTO_TEST_CASE(json_lines) {
     const Folder folder;
-    auto prompts = prompts_of(folder,
-                              "{\"prompt\": \"a\\nb \\ud83d\\udc4d \\\\ud83d\", \"id\": \"first\", \"max_tokens\": 5}\r\n"
-                              "{\"ids\": [0, 2147483647], \"id\": 7}\n{\"prompt\":\"\\u0000\"}\n\n");
+    auto prompts = prompts_of(
+        folder,
+        "{\"prompt\": \"a\\nb \\ud83d\\udc4d \\\\ud83d\", \"id\": \"first\", \"max_tokens\": 5}\r\n"
+        "{\"ids\": [0, 2147483647], \"id\": 7}\n{\"prompt\":\"\\u0000\"}\n\n");
     BOOST_REQUIRE(prompts.size() == 3u);
     BOOST_TEST(prompts[0].text == "a\nb \xF0\x9F\x91\x8D \\ud83d");
     BOOST_TEST(prompts[0].id == "first");
     BOOST_TEST((prompts[0].max_tokens == 5));
-    BOOST_TEST(prompts[1].ids == (std::vector<std::int32_t>{0, 2147483647}), boost::test_tools::per_element());
+    BOOST_TEST(prompts[1].ids == (std::vector<std::int32_t>{0, 2147483647}),
+               boost::test_tools::per_element());
     BOOST_TEST(prompts[1].id == "7");
     BOOST_TEST(prompts[2].text == std::string(1, '\0'));
 
@@ -133,7 +142,8 @@ BOOST_AUTO_TEST_CASE(json_that_is_not_one_object_a_line_is_no_text) {
         const auto text = refusal(Exit::bad_input, [&] { read_prompts(o); });
         TEST_HOLDS(text, std::string(name) + ": holds a JSON array | one JSON object a line is read");
         o.prompts_file = folder.write(name, "\"a\"\n\"b\"\n");
-        TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }), std::string(name) + ": has the name of a JSON file");
+        TEST_HOLDS(refusal(Exit::bad_input, [&] { read_prompts(o); }),
+                   std::string(name) + ": has the name of a JSON file");
         o.prompts_file = folder.write(name, "{\"prompt\": \"a\"}\n");
         BOOST_TEST(read_prompts(o).size() == 1u);
     }

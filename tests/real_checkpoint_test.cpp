@@ -1,5 +1,5 @@
-// The published 35B checkpoints, name by name: sparse files of their exact length open, agree with the published totals and
-// do so quickly. Their configurations are read as well.
+// The published 35B checkpoints, name by name: sparse files of their exact length open, agree with the
+// published totals and do so quickly. Their configurations are read as well.
 #define BOOST_TEST_MODULE real_checkpoint
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -50,7 +50,8 @@ BOOST_AUTO_TEST_CASE(published_checkpoints_open_name_by_name) {
         BOOST_TEST(checkpoint.tensor_bytes() == p.bytes);
         BOOST_TEST(checkpoint.files().size() == static_cast<std::size_t>(p.shards));
         BOOST_TEST(checkpoint.warnings().empty());
-        // Far above what is seen (well under 0.3 s, 5 s with sanitizers on a busy machine); quadratic work would fail it.
+        // Far above what is seen (well under 0.3 s, 5 s with sanitizers on a busy machine); quadratic work
+        // would fail it.
         BOOST_TEST(seconds.count() < 20.0);
 
         std::map<DType, std::size_t> dtypes;
@@ -78,7 +79,8 @@ BOOST_AUTO_TEST_CASE(published_configurations_are_read) {
         BOOST_TEST((config.layers[39] == LayerKind::attention));
         BOOST_TEST(config.rotary_dim == 64);
         BOOST_TEST(config.rope_theta == 1e7);
-        BOOST_TEST(config.stop_ids == (std::vector<std::int32_t>{248046, 248044}), boost::test_tools::per_element());
+        BOOST_TEST(config.stop_ids == (std::vector<std::int32_t>{248046, 248044}),
+                   boost::test_tools::per_element());
         BOOST_TEST(config.experts == 256);
         BOOST_TEST(config.quantization.empty() == (p.kind == RealCheckpoint::bf16));
         if (p.kind == RealCheckpoint::nvfp4) BOOST_TEST(config.quantized_layers.size() == 291u);

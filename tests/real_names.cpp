@@ -1,4 +1,5 @@
-// Prints name, dtype and shape of every tensor of a published checkpoint, one a line, to compare other lists with.
+// Prints name, dtype and shape of every tensor of a published checkpoint, one a line, to compare other lists
+// with.
 #include <cstdio>
 #include <string_view>
 

@@ -1,5 +1,5 @@
-// The plain reference against the stored outputs of an independent implementation, and the generated checkpoints against each
-// other.
+// The plain reference against the stored outputs of an independent implementation, and the generated
+// checkpoints against each other.
 #define BOOST_TEST_MODULE reference
 #include <boost/test/unit_test.hpp>
 
@@ -30,7 +30,8 @@ std::vector<std::vector<double>> logits_of(const TinySpec& spec, int count = 24)
     return PlainReference(dir.path()).logits(some_ids(count));
 }
 
-double largest_difference(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b) {
+double largest_difference(const std::vector<std::vector<double>>& a,
+                          const std::vector<std::vector<double>>& b) {
     BOOST_REQUIRE_EQUAL(a.size(), b.size());
     double d = 0;
     for (std::size_t i = 0; i < a.size(); ++i) {
@@ -40,7 +41,8 @@ double largest_difference(const std::vector<std::vector<double>>& a, const std::
     return d;
 }
 
-/// Largest difference over the largest magnitude: the residual stream reaches 635, where one fp32 rounding is 6e-5.
+/// Largest difference over the largest magnitude: the residual stream reaches 635, where one fp32 rounding is
+/// 6e-5.
 double relative_difference(const PlainMatrix& a, const std::vector<float>& b) {
     BOOST_REQUIRE_EQUAL(a.v.size(), b.size());
     double d = 0, size = 0;
@@ -52,10 +54,13 @@ double relative_difference(const PlainMatrix& a, const std::vector<float>& b) {
     return d / size;
 }
 
-int argmax(const std::vector<double>& v) { return static_cast<int>(std::max_element(v.begin(), v.end()) - v.begin()); }
+int argmax(const std::vector<double>& v) {
+    return static_cast<int>(std::max_element(v.begin(), v.end()) - v.begin());
+}
 
 /// Largest logit difference over the stored top 64 of every greedy step, the model fed the stored tokens.
-double compare_prompt(const PlainReference& model, const ReferenceFiles& files, const ReferencePrompt& prompt) {
+double compare_prompt(const PlainReference& model, const ReferenceFiles& files,
+                      const ReferencePrompt& prompt) {
     auto ids = prompt.prompt_ids;
     ids.insert(ids.end(), prompt.greedy_ids.begin(), prompt.greedy_ids.end() - 1);
     const auto logits = model.logits(ids, prompt.greedy_ids.size());
@@ -68,7 +73,8 @@ double compare_prompt(const PlainReference& model, const ReferenceFiles& files, 
         for (std::size_t j = 0; j < kept; ++j)
             worst = std::max(worst, std::fabs(logits[i][static_cast<std::size_t>(top_ids[i * kept + j])] -
                                               double{top_logits[i * kept + j]}));
-        if (prompt.margin[i] > 1e-3) BOOST_TEST(argmax(logits[i]) == prompt.greedy_ids[i], prompt.name << " step " << i);
+        if (prompt.margin[i] > 1e-3)
+            BOOST_TEST(argmax(logits[i]) == prompt.greedy_ids[i], prompt.name << " step " << i);
     }
     BOOST_TEST(worst < 2e-4, prompt.name << ": " << worst);
     return worst;
@@ -78,8 +84,8 @@ double compare_hidden(const PlainTrace& trace, const ReferenceFiles& files) {
     double worst = std::max(relative_difference(trace.embedding, files.floats("trace.hidden.embed")),
                             relative_difference(trace.final_norm, files.floats("trace.hidden.final_norm")));
     for (std::size_t i = 0; i < trace.layers.size(); ++i)
-        worst = std::max(worst,
-                         relative_difference(trace.layers[i].hidden, files.floats("trace.hidden.layer" + std::to_string(i))));
+        worst = std::max(worst, relative_difference(trace.layers[i].hidden,
+                                                    files.floats("trace.hidden.layer" + std::to_string(i))));
     return worst;
 }
 
@@ -98,7 +104,8 @@ BOOST_AUTO_TEST_CASE(stored_outputs_of_the_nvfp4_model) {
     const auto stored = files.floats("capital.logits");
     double full = 0;
     for (std::size_t i = 0; i < stored.size(); ++i)
-        full = std::max(full, std::fabs(logits[i / logits[0].size()][i % logits[0].size()] - double{stored[i]}));
+        full =
+            std::max(full, std::fabs(logits[i / logits[0].size()][i % logits[0].size()] - double{stored[i]}));
     BOOST_TEST(full < 2e-4);
     BOOST_TEST_MESSAGE("tiny-nvfp4: top logits within " << worst << ", whole rows within " << full);
 }
@@ -116,8 +123,8 @@ BOOST_AUTO_TEST_CASE(stored_trace_of_the_nvfp4_model) {
         const auto stored = [&](const std::string& name) {
             return files.floats("trace." + name + ".layer" + std::to_string(i));
         };
-        blocks = std::max(
-            {blocks, relative_difference(layer.mixer, stored("mixer")), relative_difference(layer.moe, stored("moe"))});
+        blocks = std::max({blocks, relative_difference(layer.mixer, stored("mixer")),
+                           relative_difference(layer.moe, stored("moe"))});
         router = std::max(router, relative_difference(layer.router_logits, stored("router_logits")));
         weights = std::max(weights, relative_difference(layer.router_weights, stored("router_weights")));
         const auto experts = files.ids("trace.router_experts.layer" + std::to_string(i));
@@ -126,9 +133,11 @@ BOOST_AUTO_TEST_CASE(stored_trace_of_the_nvfp4_model) {
         BOOST_TEST(chosen == experts, boost::test_tools::per_element());
 
         if (layer.recurrent.v.empty()) {
-            const auto keys = stored("state.keys"), values = stored("state.values");  // [kv head, position, channel]
+            const auto keys = stored("state.keys"),
+                       values = stored("state.values");  // [kv head, position, channel]
             const auto n = static_cast<std::size_t>(layer.keys.rows),
-                       d = static_cast<std::size_t>(files.shape("trace.state.keys.layer" + std::to_string(i)).at(2));
+                       d = static_cast<std::size_t>(
+                           files.shape("trace.state.keys.layer" + std::to_string(i)).at(2));
             for (std::size_t j = 0; j < keys.size(); ++j) {
                 const auto at = static_cast<std::int64_t>(j / d % n);
                 const auto column = j / d / n * d + j % d;
@@ -139,18 +148,18 @@ BOOST_AUTO_TEST_CASE(stored_trace_of_the_nvfp4_model) {
             state = std::max(state, relative_difference(layer.recurrent, stored("state.recurrent")));
             const auto conv = stored("state.conv");  // [channel, last 4 inputs]
             for (std::size_t j = 0; j < conv.size(); ++j)
-                state = std::max(
-                    state, std::fabs(layer.conv_inputs[layer.conv_inputs.rows - 4 + static_cast<std::int64_t>(j % 4)][j / 4] -
-                                     double{conv[j]}));
+                state = std::max(state, std::fabs(layer.conv_inputs[layer.conv_inputs.rows - 4 +
+                                                                    static_cast<std::int64_t>(j % 4)][j / 4] -
+                                                  double{conv[j]}));
         }
     }
     BOOST_TEST(blocks < 1e-5);
     BOOST_TEST(router < 1e-5);
     BOOST_TEST(weights < 1e-5);
     BOOST_TEST(state < 5e-5);
-    BOOST_TEST_MESSAGE("tiny-nvfp4 trace, relative: hidden " << hidden << ", mixer and moe " << blocks << ", router logits "
-                                                             << router << ", router weights " << weights << ", states "
-                                                             << state);
+    BOOST_TEST_MESSAGE("tiny-nvfp4 trace, relative: hidden "
+                       << hidden << ", mixer and moe " << blocks << ", router logits " << router
+                       << ", router weights " << weights << ", states " << state);
 }
 
 BOOST_AUTO_TEST_CASE(stored_outputs_of_the_fp8_model) {
@@ -161,12 +170,14 @@ BOOST_AUTO_TEST_CASE(stored_outputs_of_the_fp8_model) {
         worst = std::max(worst, compare_prompt(model, files, files.prompt(name)));
     const double hidden = compare_hidden(model.trace(files.ids("trace.prompt_ids")), files);
     BOOST_TEST(hidden < 1e-5);
-    BOOST_TEST_MESSAGE("tiny-fp8: top logits within " << worst << ", hidden states within " << hidden << " (relative)");
+    BOOST_TEST_MESSAGE("tiny-fp8: top logits within " << worst << ", hidden states within " << hidden
+                                                      << " (relative)");
 }
 
 BOOST_AUTO_TEST_CASE(codes_have_their_published_values) {
-    const std::pair<unsigned, double> known[] = {{0x00, 0},   {0x01, 0x1p-9}, {0x08, 0x1p-6}, {0x38, 1}, {0x3c, 1.5},
-                                                 {0x77, 240}, {0x78, 256},    {0x7e, 448},    {0xb8, -1}};
+    const std::pair<unsigned, double> known[] = {{0x00, 0},   {0x01, 0x1p-9}, {0x08, 0x1p-6},
+                                                 {0x38, 1},   {0x3c, 1.5},    {0x77, 240},
+                                                 {0x78, 256}, {0x7e, 448},    {0xb8, -1}};
     for (const auto& [code, value] : known) BOOST_TEST(plain_e4m3(code) == value);
     BOOST_TEST(std::isnan(plain_e4m3(0x7f)));
     BOOST_TEST(std::isnan(plain_e4m3(0xff)));
@@ -194,12 +205,13 @@ BOOST_AUTO_TEST_CASE(codes_have_their_published_values) {
 BOOST_AUTO_TEST_CASE(a_row_of_all_codes_reads_the_same_from_both_nvfp4_exporters) {
     const TemporaryDirectory dir;
     const std::vector<std::uint8_t> codes{0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
-    write_safetensors(dir / "row.safetensors", {{"a.weight", "U8", {1, 8}, codes},
-                                                {"a.weight_scale", "F8_E4M3", {1, 1}, {0x38}},
-                                                {"a.weight_scale_2", "F32", {}, bytes_of<float>({0.5f})},
-                                                {"b.weight_packed", "U8", {1, 8}, codes},
-                                                {"b.weight_scale", "F8_E4M3", {1, 1}, {0x38}},
-                                                {"b.weight_global_scale", "F32", {1}, bytes_of<float>({2.0f})}});
+    write_safetensors(dir / "row.safetensors",
+                      {{"a.weight", "U8", {1, 8}, codes},
+                       {"a.weight_scale", "F8_E4M3", {1, 1}, {0x38}},
+                       {"a.weight_scale_2", "F32", {}, bytes_of<float>({0.5f})},
+                       {"b.weight_packed", "U8", {1, 8}, codes},
+                       {"b.weight_scale", "F8_E4M3", {1, 1}, {0x38}},
+                       {"b.weight_global_scale", "F32", {1}, bytes_of<float>({2.0f})}});
     const PlainSafetensors files(dir / "row.safetensors");
     const std::vector<double> expected{0, .25, .5, .75, 1, 1.5, 2, 3, -0., -.25, -.5, -.75, -1, -1.5, -2, -3};
     BOOST_TEST(plain_matrix(files, "a").v == expected, boost::test_tools::per_element());
@@ -261,11 +273,12 @@ BOOST_AUTO_TEST_CASE(every_format_stays_near_the_weights_it_stores) {
     write_tiny_model(dir / "bf16", spec);
     const std::string module = "model.language_model.layers.0.mlp.experts.1.down_proj";
     const PlainMatrix exact = plain_matrix(PlainSafetensors(dir / "bf16"), module);
-    // Root mean square error over root mean square weight: half a step of 3, 1 fraction bits, spread evenly, and the scales'
-    // own.
+    // Root mean square error over root mean square weight: half a step of 3, 1 fraction bits, spread evenly,
+    // and the scales' own.
     const std::pair<Storage, std::pair<double, double>> bounds[] = {
-        {Storage::fp8_tensor, {0.01, 0.04}},     {Storage::fp8_row, {0.01, 0.04}},          {Storage::fp8_block, {0.01, 0.04}},
-        {Storage::nvfp4_modelopt, {0.05, 0.13}}, {Storage::nvfp4_compressed, {0.05, 0.13}}, {Storage::mxfp4, {0.05, 0.16}}};
+        {Storage::fp8_tensor, {0.01, 0.04}},       {Storage::fp8_row, {0.01, 0.04}},
+        {Storage::fp8_block, {0.01, 0.04}},        {Storage::nvfp4_modelopt, {0.05, 0.13}},
+        {Storage::nvfp4_compressed, {0.05, 0.13}}, {Storage::mxfp4, {0.05, 0.16}}};
     for (const auto& [storage, range] : bounds) {
         spec.expert_storage = storage;
         const auto at = dir / std::to_string(static_cast<int>(storage));
@@ -318,8 +331,8 @@ BOOST_AUTO_TEST_CASE(generated_models_have_lively_logits) {
             BOOST_TEST(std::sqrt(mixer / hidden) > 0.1);
             BOOST_TEST(std::sqrt(moe / hidden) > 0.1);
         }
-        BOOST_TEST_MESSAGE(name_of(layout) << ": median margin " << margins[32] << ", smallest " << margins[0] << ", "
-                                           << winners.size() << " different winners of 64");
+        BOOST_TEST_MESSAGE(name_of(layout) << ": median margin " << margins[32] << ", smallest " << margins[0]
+                                           << ", " << winners.size() << " different winners of 64");
     }
 }
 

@@ -27,7 +27,8 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     b.requests[1].output_ids[2] = 99;
     b.requests[1].margins[2] = 0.125f;
     differs(run(3), b, 1, 2,
-            "request 1 (id \"p1\"), step 2: token 12 in the first, 99 in the second; top-2 margin 2.5 in the first, 0.125");
+            "request 1 (id \"p1\"), step 2: token 12 in the first, 99 in the second; top-2 margin 2.5 in the "
+            "first, 0.125");
     b.requests.pop_back();
     differs(run(3), b, 1, 2, "token 12");
 
@@ -43,7 +44,9 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     b.requests[1].step_sha256[32] ^= 1;
     b.requests[1].output_ids[3] = 7;
     b.requests[1].margins[3] = 0.25f;
-    differs(run(3), b, 1, 1, "; the first token that differs is at step 3: token 13 in the first, 7 in the second; top-2 margin");
+    differs(
+        run(3), b, 1, 1,
+        "; the first token that differs is at step 3: token 13 in the first, 7 in the second; top-2 margin");
     differs(run(3), b, 1, 1, "0.25 in the second");
 
     b = run(3);
@@ -56,7 +59,8 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     b.requests[1] = sample_request(1, 3);
     b.requests[1].finish_reason = "error";
     b.requests[1].error = "a logit is not finite";
-    differs(run(2), b, 1, 3, "the first has 4 tokens (length), the second 3 tokens (error: \"a logit is not finite\")");
+    differs(run(2), b, 1, 3,
+            "the first has 4 tokens (length), the second 3 tokens (error: \"a logit is not finite\")");
 
     // Prompts that were refused by their length, and a request that ended with an error in one only.
     StoredRun a = run(1);

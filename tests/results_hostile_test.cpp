@@ -1,5 +1,5 @@
-// Result files made to harm their reader: with the right seal, but leading out of the file, beyond what a run can hold, or broken so that
-// the HDF5 library crashes on them.
+// Result files made to harm their reader: with the right seal, but leading out of the file, beyond what a run
+// can hold, or broken so that the HDF5 library crashes on them.
 #define BOOST_TEST_MODULE results_hostile
 #include <fcntl.h>
 #include <hdf5.h>
@@ -48,7 +48,8 @@ void craft(const fs::path& file, const std::function<void(hid_t)>& change, bool 
 }
 
 /// Puts a dataset of bytes in the place of another.
-void put_bytes(hid_t file, const char* name, hsize_t size, const std::function<void(hid_t)>& store, bool write = false) {
+void put_bytes(hid_t file, const char* name, hsize_t size, const std::function<void(hid_t)>& store,
+               bool write = false) {
     if (H5Lexists(file, name, H5P_DEFAULT) > 0) need(H5Ldelete(file, name, H5P_DEFAULT));
     const hid_t list = H5Pcreate(H5P_DATASET_CREATE), space = H5Screate_simple(1, &size, nullptr);
     store(list);
@@ -99,7 +100,8 @@ void refused_by_all(Folder& folder, const std::vector<std::string>& words) {
 
 BOOST_AUTO_TEST_CASE(a_result_holds_its_data_itself) {
     Folder folder;
-    const fs::path secret = folder.path / "secret", fifo = folder.path / "fifo", other = folder.path / "other.h5";
+    const fs::path secret = folder.path / "secret", fifo = folder.path / "fifo",
+                   other = folder.path / "other.h5";
     write_bytes(secret, std::string(64, 's'));
     BOOST_REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
     write_run(other, 2);
@@ -109,12 +111,15 @@ BOOST_AUTO_TEST_CASE(a_result_holds_its_data_itself) {
     for (const auto& from : {secret, fifo, fs::path("/dev/zero"), folder.path / "none"})
         for (const char* name : {"requests/0/text_bytes", "requests/1/id_bytes", "version_bytes"}) {
             craft(folder.file, [&](hid_t file) { put_bytes(file, name, 64, external(from)); });
-            refused_by_all(folder, {"out.h5: /" + std::string(name), "holds data outside the file (external storage)"});
+            refused_by_all(
+                folder, {"out.h5: /" + std::string(name), "holds data outside the file (external storage)"});
         }
     for (const auto& from : {other, fifo, folder.path / "none"})
-        for (const char* name : {"requests", "requests/0", "requests/0/text_bytes", "summary", "plan/extra", "summary/series", "ranks/extra"}) {
+        for (const char* name : {"requests", "requests/0", "requests/0/text_bytes", "summary", "plan/extra",
+                                 "summary/series", "ranks/extra"}) {
             craft(folder.file, [&](hid_t file) { put_external_link(file, name, from, name); });
-            refused_by_all(folder, {"out.h5: /" + std::string(name), "holds data outside the file (an external link)"});
+            refused_by_all(
+                folder, {"out.h5: /" + std::string(name), "holds data outside the file (an external link)"});
         }
     for (const char* target : {"/plan", "/summary", "/nowhere"}) {
         craft(folder.file, [&](hid_t file) {
@@ -127,20 +132,25 @@ BOOST_AUTO_TEST_CASE(a_result_holds_its_data_itself) {
         const hsize_t n = 5;
         const hid_t space = H5Screate_simple(1, &n, nullptr);
         craft(folder.file, [&](hid_t file) {
-            put_bytes(file, "requests/0/text_bytes", n,
-                      [&](hid_t list) { need(H5Pset_virtual(list, space, from.c_str(), "/requests/0/text_bytes", space)); });
+            put_bytes(file, "requests/0/text_bytes", n, [&](hid_t list) {
+                need(H5Pset_virtual(list, space, from.c_str(), "/requests/0/text_bytes", space));
+            });
         });
         H5Sclose(space);
         refused_by_all(folder, {"text_bytes: holds data outside the file (a virtual dataset)"});
     }
-    // No run of ours has stored pieces: their index is one more thing to go wrong, their filters could be anybody's.
+    // No run of ours has stored pieces: their index is one more thing to go wrong, their filters could be
+    // anybody's.
     for (const bool packed : {false, true}) {
         craft(folder.file, [&](hid_t file) {
-            put_bytes(file, "requests/0/text_bytes", 30'000'000, [&](hid_t list) {
-                const hsize_t piece = 1'000'000;
-                need(H5Pset_chunk(list, 1, &piece));
-                if (packed) need(H5Pset_deflate(list, 9));
-            }, packed);
+            put_bytes(
+                file, "requests/0/text_bytes", 30'000'000,
+                [&](hid_t list) {
+                    const hsize_t piece = 1'000'000;
+                    need(H5Pset_chunk(list, 1, &piece));
+                    if (packed) need(H5Pset_deflate(list, 9));
+                },
+                packed);
         });
         refused_by_all(folder, {"text_bytes: is not stored in one piece"});
     }
@@ -167,9 +177,13 @@ BOOST_AUTO_TEST_CASE(what_is_overwritten_is_not_followed) {
     Folder folder;
     const fs::path fifo = folder.path / "fifo";
     BOOST_REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
-    craft(folder.file, [&](hid_t file) {
-        put_bytes(file, "identity_bytes", 64, [&](hid_t list) { need(H5Pset_external(list, fifo.c_str(), 0, 64)); });
-    }, false);
+    craft(
+        folder.file,
+        [&](hid_t file) {
+            put_bytes(file, "identity_bytes", 64,
+                      [&](hid_t list) { need(H5Pset_external(list, fifo.c_str(), 0, 64)); });
+        },
+        false);
     const std::string mine = bytes_of(folder.file);
     check_error(Exit::usage, {"out.h5: is an HDF5 file, but no whole result"},
                 [&] { ResultFile(folder.file, sample_run(), Existing::overwrite); });
@@ -182,20 +196,24 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
         const hsize_t dims[] = {7};
         need(H5Ldelete(file, "requests/0/gather_seconds", H5P_DEFAULT));
         const hid_t space = H5Screate_simple(1, dims, nullptr);
-        H5Dclose(H5Dcreate2(file, "requests/0/gather_seconds", H5T_IEEE_F64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+        H5Dclose(H5Dcreate2(file, "requests/0/gather_seconds", H5T_IEEE_F64LE, space, H5P_DEFAULT,
+                            H5P_DEFAULT, H5P_DEFAULT));
         H5Sclose(space);
     });
     refused_by_all(folder, {"out.h5: /requests/0: results: request 0: gather_seconds are not whole rows"});
 
-    for (const std::int64_t session : {std::int64_t{-1}, std::int64_t{1'000'000'001}, std::numeric_limits<std::int64_t>::max()}) {
+    for (const std::int64_t session :
+         {std::int64_t{-1}, std::int64_t{1'000'000'001}, std::numeric_limits<std::int64_t>::max()}) {
         craft(folder.file, [&](hid_t file) { put_integer(file, "/", "session", session); });
-        refused_by_all(folder, {"out.h5: session " + std::to_string(session) + " is no count of resumed runs"});
+        refused_by_all(folder,
+                       {"out.h5: session " + std::to_string(session) + " is no count of resumed runs"});
         craft(folder.file, [&](hid_t file) { put_integer(file, "/requests/1", "session", session); });
         refused_by_all(folder, {"out.h5: /requests/1: results: request 1: its session"});
     }
     craft(folder.file, [&](hid_t file) { put_integer(file, "/", "session", 1'000'000'000); });
     BOOST_TEST(read_results(folder.file).requests.size() == 2u);
-    check_error(Exit::bad_input, {"resumed too often"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::bad_input, {"resumed too often"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     BOOST_TEST(folder.list() == "out.h5");
 
     craft(folder.file, [](hid_t file) {
@@ -213,7 +231,8 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
 BOOST_AUTO_TEST_CASE(the_same_in_journals) {
     Folder folder;
     leave_journal(folder.file, 3);
-    check_error(Exit::bad_input, {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"},
+    check_error(Exit::bad_input,
+                {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"},
                 [&] { ResultFile(folder.file, asking(2), Existing::resume); });
     { BOOST_TEST(ResultFile(folder.file, asking(3), Existing::resume).finished().size() == 3u); }
     fs::remove(folder.journal);
@@ -228,8 +247,10 @@ BOOST_AUTO_TEST_CASE(the_same_in_journals) {
                 journal.start(run);
                 journal.append(encode(sample_request(0), of_run ? 0 : session));
             }
-            check_error(Exit::bad_input, {"out.h5.journal: at byte", "resumed runs"}, [&] { recover_results(folder.file); });
-            check_error(Exit::bad_input, {"resumed runs"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+            check_error(Exit::bad_input, {"out.h5.journal: at byte", "resumed runs"},
+                        [&] { recover_results(folder.file); });
+            check_error(Exit::bad_input, {"resumed runs"},
+                        [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
             fs::remove(folder.journal);
         }
     }
@@ -237,12 +258,16 @@ BOOST_AUTO_TEST_CASE(the_same_in_journals) {
 
 BOOST_AUTO_TEST_CASE(a_trial_ends_as_its_child_does) {
     const fs::path file = "some.h5";
-    const auto tried = [&](std::function<bool()> read, std::uint64_t seconds = 1) { return try_reading(file, seconds, read); };
+    const auto tried = [&](std::function<bool()> read, std::uint64_t seconds = 1) {
+        return try_reading(file, seconds, read);
+    };
     BOOST_TEST(tried([] { return true; }));
     BOOST_TEST(!tried([] { return false; }));
-    check_error(Exit::usage, {"what | hint"}, [&] { tried([]() -> bool { throw Error(Exit::usage, "what", "hint"); }); });
+    check_error(Exit::usage, {"what | hint"},
+                [&] { tried([]() -> bool { throw Error(Exit::usage, "what", "hint"); }); });
     const std::string long_text(300'000, 'x');
-    check_error(Exit::bad_input, {long_text}, [&] { tried([&]() -> bool { throw Error(Exit::bad_input, long_text); }); });
+    check_error(Exit::bad_input, {long_text},
+                [&] { tried([&]() -> bool { throw Error(Exit::bad_input, long_text); }); });
     BOOST_CHECK_THROW(tried([]() -> bool { throw std::bad_alloc(); }), std::bad_alloc);
     check_error(Exit::failure, {"odd"}, [&] { tried([]() -> bool { throw std::runtime_error("odd"); }); });
 
@@ -250,7 +275,8 @@ BOOST_AUTO_TEST_CASE(a_trial_ends_as_its_child_does) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE})
         check_error(Exit::bad_input, ended, [&] { tried([&] { return ::raise(signal) == 0; }); });
     check_error(Exit::bad_input, ended, [&] { tried([]() -> bool { ::_exit(0); }); });
-    check_error(Exit::failure, {"some.h5", "was killed"}, [&] { tried([] { return ::raise(SIGKILL) == 0; }); });
+    check_error(Exit::failure, {"some.h5", "was killed"},
+                [&] { tried([] { return ::raise(SIGKILL) == 0; }); });
     volatile bool going = true;
     const double loop = seconds_of([&] {
         check_error(Exit::bad_input, {"some.h5: is damaged", "did not come to an end"}, [&] {
@@ -263,7 +289,9 @@ BOOST_AUTO_TEST_CASE(a_trial_ends_as_its_child_does) {
     BOOST_TEST(loop < 30.0);
 
     // What a launcher or a terminal sends to all is not taken for a crash.
-    BOOST_TEST(tried([] { return ::raise(SIGTERM) == 0 && ::raise(SIGINT) == 0 && ::raise(SIGHUP) == 0 && ::raise(SIGUSR1) == 0; }));
+    BOOST_TEST(tried([] {
+        return ::raise(SIGTERM) == 0 && ::raise(SIGINT) == 0 && ::raise(SIGHUP) == 0 && ::raise(SIGUSR1) == 0;
+    }));
     // Nobody waits for children: whether one has crashed is seen all the same.
     ::signal(SIGCHLD, SIG_IGN);
     BOOST_TEST(tried([] { return true; }));
@@ -306,7 +334,11 @@ BOOST_AUTO_TEST_CASE(no_mutation_ends_the_process) {
         switch (below(4)) {
             case 0: bytes[at] = static_cast<char>(below(256)); break;
             case 1: bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8))); break;
-            case 2: bytes.replace(at, n, std::array{std::string(n, '\xFF'), std::string(n, '\0'), std::string(n - 1, '\xFF') + '\x7F'}[below(3)]); break;
+            case 2:
+                bytes.replace(at, n,
+                              std::array{std::string(n, '\xFF'), std::string(n, '\0'),
+                                         std::string(n - 1, '\xFF') + '\x7F'}[below(3)]);
+                break;
             default: {
                 const std::size_t from = below(bytes.size()), size = 1 + below(63);
                 const std::string piece = bytes.substr(from, std::min(size, bytes.size() - at));
@@ -321,7 +353,8 @@ BOOST_AUTO_TEST_CASE(no_mutation_ends_the_process) {
             ++ends["read"];
         } catch (const Error& error) {
             const std::string what = error.what();
-            const bool ended = what.find("ended the HDF5 library") != what.npos, endless = what.find("to an end in") != what.npos;
+            const bool ended = what.find("ended the HDF5 library") != what.npos,
+                       endless = what.find("to an end in") != what.npos;
             ++ends[ended ? "crashed" : endless ? "endless" : "refused"];
             BOOST_TEST(static_cast<int>(error.code()) == static_cast<int>(Exit::bad_input), what);
         }
@@ -355,7 +388,10 @@ BOOST_AUTO_TEST_CASE(a_file_that_may_not_be_read_is_called_so) {
                     call();
                 } catch (const Error& error) {
                     const std::string what = error.what();
-                    return what.find("Permission denied") != std::string::npos && what.find("HDF5") == std::string::npos ? 42 : 43;
+                    return what.find("Permission denied") != std::string::npos &&
+                                   what.find("HDF5") == std::string::npos
+                               ? 42
+                               : 43;
                 }
                 return 0;
             });
@@ -372,7 +408,9 @@ BOOST_AUTO_TEST_CASE(a_file_that_may_not_be_read_is_called_so) {
                    try {
                        recover_results(folder.file);
                    } catch (const Error& error) {
-                       return !error.hint().empty() && error.hint().find("--output") == std::string::npos ? 42 : 43;
+                       return !error.hint().empty() && error.hint().find("--output") == std::string::npos
+                                  ? 42
+                                  : 43;
                    }
                    return 0;
                }) == 42);

@@ -1,5 +1,5 @@
-// The journal: nothing finished is lost to a kill at any byte or a loss of power, damage is found and said, two runs never share an
-// output.
+// The journal: nothing finished is lost to a kill at any byte or a loss of power, damage is found and said,
+// two runs never share an output.
 #define BOOST_TEST_MODULE results_journal
 #include <signal.h>
 #include <sys/stat.h>
@@ -54,7 +54,8 @@ BOOST_AUTO_TEST_CASE(journals_of_killed_runs) {
     StoredRun recovered = read_results(folder.file);
     BOOST_TEST(!recovered.complete);
     check_equal(recovered.run, sample_run());
-    for (std::int64_t i = 0; i < 3; ++i) check_equal(recovered.requests.at(static_cast<std::size_t>(i)), sample_request(i));
+    for (std::int64_t i = 0; i < 3; ++i)
+        check_equal(recovered.requests.at(static_cast<std::size_t>(i)), sample_request(i));
     check_error(Exit::bad_input, {"nothing to recover"}, [&] { recover_results(folder.file); });
 
     // A run that overwrites is killed: its journal does not replace the old file unasked.
@@ -80,7 +81,8 @@ BOOST_AUTO_TEST_CASE(killed_while_the_file_is_made) {
     Folder folder;
     leave_journal(folder.file, 4);
     const std::string journal = bytes_of(folder.journal);
-    // While the requests are written, at any moment: what the kill leaves begins as an HDF5 file and is replaced.
+    // While the requests are written, at any moment: what the kill leaves begins as an HDF5 file and is
+    // replaced.
     write_bytes(folder.path / "out.h5.part", "\x89HDF\r\n\x1a\nhalf of a file");
     BOOST_TEST(recover_results(folder.file) == 4);
     BOOST_TEST(folder.list() == "out.h5");
@@ -124,16 +126,18 @@ BOOST_AUTO_TEST_CASE(every_truncation_of_a_journal) {
     std::size_t torn = 0;
     for (std::size_t cut = 0; cut < whole.size(); ++cut) {
         write_bytes(folder.journal, whole.substr(0, cut));
-        const std::size_t expected =
-            static_cast<std::size_t>(std::count_if(good.begin(), good.end(), [&](auto g) { return g <= cut; }));
+        const std::size_t expected = static_cast<std::size_t>(
+            std::count_if(good.begin(), good.end(), [&](auto g) { return g <= cut; }));
         if (cut == 0) {
             check_error(Exit::bad_input, {"holds no run"}, [&] { read_journal(folder.journal); });
             continue;
         }
         const StoredRun stored = read_journal(folder.journal);
-        if (stored.requests.size() != expected) BOOST_ERROR("cut at " << cut << ": " << stored.requests.size() << " requests");
+        if (stored.requests.size() != expected)
+            BOOST_ERROR("cut at " << cut << ": " << stored.requests.size() << " requests");
         torn += stored.torn_tail;
-        if (stored.torn_tail == stored.note.empty()) BOOST_ERROR("cut at " << cut << ": note \"" << stored.note << "\"");
+        if (stored.torn_tail == stored.note.empty())
+            BOOST_ERROR("cut at " << cut << ": note \"" << stored.note << "\"");
     }
     // Only a cut between two records (after the run and two of the requests) is clean.
     BOOST_TEST(torn == whole.size() - 1 - 3);
@@ -143,7 +147,8 @@ BOOST_AUTO_TEST_CASE(every_truncation_of_a_journal) {
     {
         ResultFile results(folder.file, sample_run(), Existing::resume);
         BOOST_TEST((results.finished() == std::vector<std::int64_t>{0, 1}));
-        BOOST_TEST((results.warning().find("after 2 finished requests") != std::string::npos), results.warning());
+        BOOST_TEST((results.warning().find("after 2 finished requests") != std::string::npos),
+                   results.warning());
         results.append(sample_request(2));
         results.finish({});
     }
@@ -157,7 +162,8 @@ BOOST_AUTO_TEST_CASE(garbage_after_a_journal) {
     std::uint32_t random = 1;
     for (int length = 1; length < 200; length += 3) {
         std::string tail;
-        for (int i = 0; i < length; ++i) tail += static_cast<char>((random = random * 1664525u + 1013904223u) >> 24);
+        for (int i = 0; i < length; ++i)
+            tail += static_cast<char>((random = random * 1664525u + 1013904223u) >> 24);
         if (length % 2) tail.assign(tail.size(), '\0');
         write_bytes(folder.journal, whole + tail);
         const StoredRun stored = read_journal(folder.journal);
@@ -185,8 +191,10 @@ BOOST_AUTO_TEST_CASE(every_flipped_byte_of_a_journal) {
             continue;
         }
         const StoredRun stored = read_journal(folder.journal);
-        const bool right = stored.torn_tail && !stored.note.empty() && stored.requests.size() == (at >= first_end ? 1u : 0u);
-        if (!right) BOOST_ERROR("flip at " << at << ": " << stored.requests.size() << " requests, " << stored.note);
+        const bool right =
+            stored.torn_tail && !stored.note.empty() && stored.requests.size() == (at >= first_end ? 1u : 0u);
+        if (!right)
+            BOOST_ERROR("flip at " << at << ": " << stored.requests.size() << " requests, " << stored.note);
     }
 
     // Damage before whole records is said, is not resumed over, and the journal is kept aside by recover.
@@ -194,7 +202,8 @@ BOOST_AUTO_TEST_CASE(every_flipped_byte_of_a_journal) {
     std::string changed = bytes_of(folder.path / "long.h5.journal");
     changed[first_end + 40] = static_cast<char>(changed[first_end + 40] ^ 4);
     write_bytes(folder.path / "long.h5.journal", changed);
-    check_error(Exit::bad_input, {"after 1 finished request", "at byte " + std::to_string(first_end), "checksum", "recover"},
+    check_error(Exit::bad_input,
+                {"after 1 finished request", "at byte " + std::to_string(first_end), "checksum", "recover"},
                 [&] { ResultFile(folder.path / "long.h5", sample_run(), Existing::resume); });
     std::string note;
     BOOST_TEST(recover_results(folder.path / "long.h5", false, &note) == 1);
@@ -207,7 +216,8 @@ BOOST_AUTO_TEST_CASE(two_writers) {
     ResultFile first(folder.file, sample_run(), Existing::refuse);
     first.append(sample_request(0));
     for (const Existing existing : {Existing::refuse, Existing::overwrite, Existing::resume})
-        check_error(Exit::failure, {"another process is writing"}, [&] { ResultFile(folder.file, sample_run(), existing); });
+        check_error(Exit::failure, {"another process is writing"},
+                    [&] { ResultFile(folder.file, sample_run(), existing); });
     check_error(Exit::failure, {"another process is writing"}, [&] { recover_results(folder.file); });
     const int other_process = in_child([&] {
         ResultFile(folder.file, sample_run(), Existing::overwrite);
@@ -227,13 +237,15 @@ BOOST_AUTO_TEST_CASE(zeros_that_a_loss_of_power_leaves) {
         write_bytes(folder.journal, whole + std::string(zeros, '\0'));
         ResultFile results(folder.file, sample_run(), Existing::resume);
         BOOST_TEST(results.finished().size() == 2u);
-        BOOST_TEST((results.warning().find("byte" + std::string(zeros == 1 ? "" : "s") + " from there on") != std::string::npos),
+        BOOST_TEST((results.warning().find("byte" + std::string(zeros == 1 ? "" : "s") + " from there on") !=
+                    std::string::npos),
                    results.warning());
     }
     write_bytes(folder.journal, std::string(300, '\0'));
     { BOOST_TEST(ResultFile(folder.file, sample_run(), Existing::resume).finished().empty()); }
     write_bytes(folder.journal, whole + std::string(100, '\0') + "x");
-    check_error(Exit::bad_input, {"no record"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::bad_input, {"no record"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
 }
 
 BOOST_AUTO_TEST_CASE(holes_among_the_copies_of_a_finished_file) {
@@ -251,7 +263,8 @@ BOOST_AUTO_TEST_CASE(holes_among_the_copies_of_a_finished_file) {
     for (std::size_t at = first_copy; at < whole.size(); at += 61) {
         write_bytes(folder.journal, with_hole(whole, at));
         ResultFile results(folder.file, sample_run(), Existing::resume);
-        if (results.finished().size() != 5) BOOST_ERROR("hole at " << at << ": " << results.finished().size() << " requests");
+        if (results.finished().size() != 5)
+            BOOST_ERROR("hole at " << at << ": " << results.finished().size() << " requests");
         BOOST_TEST(read_journal(folder.journal).requests.size() == 5u);
     }
     // What was appended behind the copies is nowhere else, and without the file nor are they.
@@ -262,11 +275,13 @@ BOOST_AUTO_TEST_CASE(holes_among_the_copies_of_a_finished_file) {
     }
     const std::string longer = with_hole(bytes_of(folder.journal), first_copy + 30);
     write_bytes(folder.journal, longer);
-    check_error(Exit::bad_input, {"recover"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::bad_input, {"recover"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     BOOST_TEST((bytes_of(folder.journal) == longer));
     fs::remove(folder.file);
     write_bytes(folder.journal, with_hole(whole, first_copy + 30));
-    check_error(Exit::bad_input, {"recover"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::bad_input, {"recover"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
 }
 
 BOOST_AUTO_TEST_CASE(a_torn_tail_is_cut_before_it_is_written_over) {
@@ -282,9 +297,10 @@ BOOST_AUTO_TEST_CASE(a_torn_tail_is_cut_before_it_is_written_over) {
     write_bytes(folder.journal, whole.substr(0, whole.size() - 5));
     const int status = in_child([&] {
         on_disk = [&](long call, int fd) {
-            struct stat given {}, journal{};
-            if (call == SYS_ftruncate && ::fstat(fd, &given) == 0 && ::stat(folder.journal.c_str(), &journal) == 0 &&
-                given.st_ino == journal.st_ino)
+            struct stat given {
+            }, journal{};
+            if (call == SYS_ftruncate && ::fstat(fd, &given) == 0 &&
+                ::stat(folder.journal.c_str(), &journal) == 0 && given.st_ino == journal.st_ino)
                 ::kill(::getpid(), SIGKILL);
             return 0;
         };
@@ -304,7 +320,8 @@ BOOST_AUTO_TEST_CASE(recover_sets_aside_what_is_damaged) {
         damaged[1000] ^= 1;
         if (aside.ends_with("2")) damaged.resize(damaged.size() / 2);
         write_bytes(folder.file, damaged);
-        check_error(Exit::bad_input, {"out.h5", "move it away", "--overwrite"}, [&] { recover_results(folder.file); });
+        check_error(Exit::bad_input, {"out.h5", "move it away", "--overwrite"},
+                    [&] { recover_results(folder.file); });
         std::string note;
         BOOST_TEST(recover_results(folder.file, true, &note) == 3);
         BOOST_TEST((note.ends_with("kept as " + (folder.path / aside).string())), note);
@@ -338,17 +355,21 @@ BOOST_AUTO_TEST_CASE(a_folder_that_cannot_be_flushed) {
     });
     BOOST_TEST(status == 0);
     const std::string text = bytes_of(said);
-    BOOST_TEST((text.starts_with("note: ") && text.find("out.h5.journal was kept") != std::string::npos), text);
+    BOOST_TEST((text.starts_with("note: ") && text.find("out.h5.journal was kept") != std::string::npos),
+               text);
     BOOST_TEST(folder.list() == "out.h5 out.h5.journal said");
     BOOST_TEST(read_results(folder.file).complete);
 
     // The journal is known by its id, and dropped by nobody before the name is on the disk.
     const std::string journal = bytes_of(folder.journal);
     on_disk = fail_folders;
-    check_error(Exit::failure, {"cannot be flushed"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::failure, {"cannot be flushed"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     std::string note;
     BOOST_TEST(recover_results(folder.file, false, &note) == 3);
-    BOOST_TEST((note.find("whole already") != std::string::npos && note.find("was kept") != std::string::npos), note);
+    BOOST_TEST(
+        (note.find("whole already") != std::string::npos && note.find("was kept") != std::string::npos),
+        note);
     BOOST_TEST((bytes_of(folder.journal) == journal));
     // The power was lost, and the name with it.
     fs::remove(folder.file);
@@ -365,7 +386,9 @@ BOOST_AUTO_TEST_CASE(a_folder_that_cannot_be_flushed) {
 BOOST_AUTO_TEST_CASE(flushes_that_a_signal_interrupts) {
     Folder folder;
     bool interrupted = false;
-    on_disk = [&](long call, int) { return call != SYS_ftruncate && (interrupted = !interrupted) ? EINTR : 0; };
+    on_disk = [&](long call, int) {
+        return call != SYS_ftruncate && (interrupted = !interrupted) ? EINTR : 0;
+    };
     write_run(folder.file, 2);
     BOOST_TEST(!interrupted);
     {

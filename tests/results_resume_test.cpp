@@ -1,4 +1,5 @@
-// Going on with an earlier run: what is kept of a journal or a finished file, what is replaced, what is refused.
+// Going on with an earlier run: what is kept of a journal or a finished file, what is replaced, what is
+// refused.
 #define BOOST_TEST_MODULE results_resume
 #include "results_checks.hpp"
 
@@ -28,7 +29,8 @@ BOOST_AUTO_TEST_CASE(resume) {
     check_equal(stored.requests[1], later);
 
     // From a finished file: the journal is made from it again.
-    check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+    check_error(Exit::bad_input, {"another run"},
+                [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
     BOOST_TEST(folder.list() == "out.h5");
     {
         ResultFile results(folder.file, sample_run(), Existing::resume);
@@ -89,7 +91,8 @@ BOOST_AUTO_TEST_CASE(a_finished_file_with_nothing_left_stays_as_it_is) {
     BOOST_TEST((bytes_of(folder.file) == whole));
     BOOST_TEST(folder.list() == "out.h5");
 
-    // A journal beside it: without a request, as a kill of such a --resume leaves it, it says nothing; with one it is gone on from.
+    // A journal beside it: without a request, as a kill of such a --resume leaves it, it says nothing; with
+    // one it is gone on from.
     write_bytes(folder.journal, "");
     ResultFile(folder.file, again, Existing::resume).finish({});
     BOOST_TEST((bytes_of(folder.file) == whole));
@@ -139,19 +142,23 @@ BOOST_AUTO_TEST_CASE(a_finished_file_with_nothing_left_stays_as_it_is) {
         results.finish({});
     }
     BOOST_TEST(read_results(folder.file).complete);
-    check_error(Exit::bad_input, {"another run"}, [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
+    check_error(Exit::bad_input, {"another run"},
+                [&] { ResultFile(folder.file, sample_run("bbbb"), Existing::resume); });
 }
 
 BOOST_AUTO_TEST_CASE(requests_that_were_not_asked_for) {
     Folder folder;
     write_run(folder.file, 3);
     const std::string file = bytes_of(folder.file);
-    check_error(Exit::bad_input, {"out.h5 holds request 2, counted from 0, but this run asks for 2 requests"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    check_error(Exit::bad_input, {"out.h5 holds request 2, counted from 0, but this run asks for 2 requests"},
+                [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
     BOOST_TEST((bytes_of(folder.file) == file && folder.list() == "out.h5"));
     fs::remove(folder.file);
     leave_journal(folder.file, 3);
     const std::string journal = bytes_of(folder.journal);
-    check_error(Exit::bad_input, {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+    check_error(Exit::bad_input,
+                {"out.h5.journal holds request 2, counted from 0, but this run asks for 2 requests"},
+                [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
     BOOST_TEST((bytes_of(folder.journal) == journal));
 }
 
@@ -212,7 +219,8 @@ BOOST_AUTO_TEST_CASE(resume_replaces_no_other_file) {
         leave_journal(folder.file, 1, overwrite ? Existing::overwrite : Existing::refuse);
         const std::string journal = bytes_of(folder.journal);
         write_bytes(folder.file, other);
-        check_error(Exit::usage, {"another run", "move it away"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        check_error(Exit::usage, {"another run", "move it away"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
         check_error(Exit::usage, {"another run", "move it away"}, [&] { recover_results(folder.file); });
         BOOST_TEST((bytes_of(folder.file) == other && bytes_of(folder.journal) == journal));
 

@@ -1,5 +1,7 @@
-// Writes a sample result file for results_read.sh: results_sample FILE REQUESTS [refuse|overwrite|resume] [odd|hang|leave].
-//   odd: text that is not UTF-8, long text, many timings. hang: waits to be killed before finish. leave: ends without finish.
+// Writes a sample result file for results_read.sh: results_sample FILE REQUESTS [refuse|overwrite|resume]
+// [odd|hang|leave].
+//   odd: text that is not UTF-8, long text, many timings. hang: waits to be killed before finish. leave: ends
+//   without finish.
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,10 +27,12 @@ int main(int argc, char** argv) {
                                               : ResultFile::Existing::refuse);
         if (!results.warning().empty()) std::fprintf(stderr, "warning: %s\n", results.warning().c_str());
         std::fprintf(stderr, "started, %zu finished before\n", results.finished().size());
-        for (std::int64_t i = static_cast<std::int64_t>(results.finished().size()); i < std::atoll(argv[2]); ++i) {
+        for (std::int64_t i = static_cast<std::int64_t>(results.finished().size()); i < std::atoll(argv[2]);
+             ++i) {
             RequestRecord request = sample_request(i);
             if (special == "odd") {
-                const std::string odd[] = {std::string(70'000, 'p'), std::string("a\0b", 3), "\xFF", "cut \xF0\x9F\x98"};
+                const std::string odd[] = {std::string(70'000, 'p'), std::string("a\0b", 3), "\xFF",
+                                           "cut \xF0\x9F\x98"};
                 request = sample_request(i, i == 0 ? 9000 : 4);
                 request.id = request.prompt = request.text = request.error = odd[i % 4];
                 for (std::size_t v = 0; v < request.output_ids.size() * 5; ++v)

@@ -1,4 +1,5 @@
-// Results: what goes in comes out, whatever the bytes; names that are taken, full disks, and files that are no results.
+// Results: what goes in comes out, whatever the bytes; names that are taken, full disks, and files that are
+// no results.
 #define BOOST_TEST_MODULE results
 #include <hdf5.h>
 #include <signal.h>
@@ -38,7 +39,8 @@ BOOST_AUTO_TEST_CASE(all_fields_come_back) {
     BOOST_TEST(folder.list() == "out.h5");
     const StoredRun back = read_results(folder.file);
     check_equal(back.run, sample_run());
-    SummaryRecord counted{{{"requests_count", 3}, {"errors_count", 1}, {"prompt_tokens", 6}, {"output_tokens", 8}}};
+    SummaryRecord counted{
+        {{"requests_count", 3}, {"errors_count", 1}, {"prompt_tokens", 6}, {"output_tokens", 8}}};
     counted.values.insert(counted.values.end(), summary.values.begin(), summary.values.end());
     BOOST_TEST((back.summary.values == counted.values));
     BOOST_TEST(back.complete);
@@ -126,8 +128,10 @@ BOOST_AUTO_TEST_CASE(numbers_asked_for_that_cannot_be) {
     constexpr auto most = std::numeric_limits<std::int64_t>::max();
     for (const std::int64_t asked : {std::int64_t{0}, std::int64_t{-1}, -most - 1}) {
         change_root(folder.file, [&](hid_t root) { set_integer(root, "requests_asked", asked); });
-        check_error(Exit::bad_input, {"out.h5", "requests_asked is " + std::to_string(asked)}, [&] { read_results(folder.file); });
-        check_error(Exit::bad_input, {"requests_asked"}, [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
+        check_error(Exit::bad_input, {"out.h5", "requests_asked is " + std::to_string(asked)},
+                    [&] { read_results(folder.file); });
+        check_error(Exit::bad_input, {"requests_asked"},
+                    [&] { ResultFile(folder.file, asked_run(2), Existing::resume); });
     }
     for (const std::int64_t asked : {std::int64_t{1}, std::int64_t{3}, most}) {
         change_root(folder.file, [&](hid_t root) { set_integer(root, "requests_asked", asked); });
@@ -138,7 +142,8 @@ BOOST_AUTO_TEST_CASE(numbers_asked_for_that_cannot_be) {
     // What is no integer counts as not there.
     change_root(folder.file, [](hid_t root) {
         H5Adelete(root, "requests_asked");
-        const hid_t space = H5Screate(H5S_NULL), attribute = H5Acreate2(root, "requests_asked", H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+        const hid_t space = H5Screate(H5S_NULL), attribute = H5Acreate2(root, "requests_asked", H5T_STD_I64LE,
+                                                                        space, H5P_DEFAULT, H5P_DEFAULT);
         H5Aclose(attribute);
         H5Sclose(space);
     });
@@ -170,7 +175,8 @@ BOOST_AUTO_TEST_CASE(odd_text_keeps_every_byte) {
                                             "line\r\nline\t\x1b[31m\x7f",
                                             ""};
     RunRecord run = sample_run();
-    for (std::size_t i = 0; i < texts.size(); ++i) run.attributes.emplace_back("text" + std::to_string(i), texts[i]);
+    for (std::size_t i = 0; i < texts.size(); ++i)
+        run.attributes.emplace_back("text" + std::to_string(i), texts[i]);
     std::vector<RequestRecord> requests;
     {
         ResultFile results(folder.file, run, Existing::refuse);
@@ -187,7 +193,8 @@ BOOST_AUTO_TEST_CASE(odd_text_keeps_every_byte) {
     for (std::size_t i = 0; i < texts.size(); ++i) check_equal(back.requests[i], requests[i]);
     // Text too long for an attribute comes last; all else keeps its place.
     for (const auto& attribute : run.attributes)
-        BOOST_TEST((std::count(back.run.attributes.begin(), back.run.attributes.end(), attribute) == 1), attribute.first);
+        BOOST_TEST((std::count(back.run.attributes.begin(), back.run.attributes.end(), attribute) == 1),
+                   attribute.first);
     BOOST_TEST(back.run.attributes.size() == run.attributes.size());
 }
 
@@ -221,23 +228,26 @@ BOOST_AUTO_TEST_CASE(ten_thousand_requests) {
     BOOST_TEST(back.requests.size() == 10'000u);
     check_equal(back.requests[9'999], sample_request(9'999));
     BOOST_TEST(!compare_results(back, back).has_value());
-    std::printf("10,000 requests: append %.2f s, finish %.2f s, read %.2f s, file %.1f MB\n", appended, finished, read,
-                static_cast<double>(fs::file_size(folder.file)) / 1e6);
+    std::printf("10,000 requests: append %.2f s, finish %.2f s, read %.2f s, file %.1f MB\n", appended,
+                finished, read, static_cast<double>(fs::file_size(folder.file)) / 1e6);
 }
 
 BOOST_AUTO_TEST_CASE(names_and_shapes_are_checked_before_they_matter) {
     Folder folder;
-    for (const std::string key : {"", "a/b", "schema_version", "requests_asked", "recovered", "identity", "a\nb", "\xFF", ".", "version", "x_replaced"}) {
+    for (const std::string key : {"", "a/b", "schema_version", "requests_asked", "recovered", "identity",
+                                  "a\nb", "\xFF", ".", "version", "x_replaced"}) {
         RunRecord run = sample_run();
         run.attributes.emplace_back(key, "1");
-        check_error(Exit::failure, {"results: attribute"}, [&] { ResultFile(folder.file, run, Existing::refuse); });
+        check_error(Exit::failure, {"results: attribute"},
+                    [&] { ResultFile(folder.file, run, Existing::refuse); });
     }
     RunRecord run = sample_run();
     run.ranks[1].pop_back();
     check_error(Exit::failure, {"same keys"}, [&] { ResultFile(folder.file, run, Existing::refuse); });
     BOOST_TEST(folder.list() == "");
     ResultFile results(folder.file, sample_run(), Existing::refuse);
-    for (const auto& [change, words] : std::vector<std::pair<std::function<void(RequestRecord&)>, std::string>>{
+    for (const auto& [change, words] :
+         std::vector<std::pair<std::function<void(RequestRecord&)>, std::string>>{
              {[](auto& r) { r.step_sha256.pop_back(); }, "32 bytes"},
              {[](auto& r) {
                   r.logits = {1, 2, 3};
@@ -303,7 +313,8 @@ BOOST_AUTO_TEST_CASE(existing_files) {
     BOOST_TEST(fs::file_size(folder.file) < before.size());
     BOOST_TEST(folder.list() == "out.h5");
 
-    // An overwriting run that finished nothing leaves the old file alone, and a journal that says what it was allowed to replace.
+    // An overwriting run that finished nothing leaves the old file alone, and a journal that says what it was
+    // allowed to replace.
     const std::string two = bytes_of(folder.file);
     { ResultFile results(folder.file, sample_run(), Existing::overwrite); }
     BOOST_TEST((bytes_of(folder.file) == two));
@@ -336,10 +347,12 @@ BOOST_AUTO_TEST_CASE(files_that_are_no_results) {
     fs::remove(folder.file);
     write_run(folder.file, 3);
     const std::string whole = bytes_of(folder.file);
-    for (const std::size_t cut : {std::size_t{8}, std::size_t{96}, std::size_t{1000}, whole.size() / 2, whole.size() - 49}) {
+    for (const std::size_t cut :
+         {std::size_t{8}, std::size_t{96}, std::size_t{1000}, whole.size() / 2, whole.size() - 49}) {
         write_bytes(folder.file, whole.substr(0, cut));
         refused(folder.file, {"out.h5", "SHA-256", "is truncated"});
-        check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        check_error(Exit::bad_input, {"out.h5", "is truncated"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     }
 }
 
@@ -351,13 +364,17 @@ BOOST_AUTO_TEST_CASE(a_damaged_file_is_refused_before_hdf5_reads_it) {
         std::string changed = whole;
         changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
         write_bytes(folder.file, changed);
-        const bool in_mark = at >= whole.size() - 48 && at < whole.size() - 32;  // what says that a seal follows
-        check_error(Exit::bad_input, {in_mark ? "is truncated" : "is damaged"}, [&] { read_results(folder.file); });
+        const bool in_mark =
+            at >= whole.size() - 48 && at < whole.size() - 32;  // what says that a seal follows
+        check_error(Exit::bad_input, {in_mark ? "is truncated" : "is damaged"},
+                    [&] { read_results(folder.file); });
     }
-    // All that HDF5 wrote, without the seal: not given to the library, which cannot tell whether bytes inside are right.
+    // All that HDF5 wrote, without the seal: not given to the library, which cannot tell whether bytes inside
+    // are right.
     write_bytes(folder.file, whole.substr(0, whole.size() - 48));
     check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { read_results(folder.file); });
-    check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::bad_input, {"out.h5", "is truncated"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     BOOST_TEST(folder.list() == "out.h5");
 }
 
@@ -375,7 +392,8 @@ BOOST_AUTO_TEST_CASE(overwrite_replaces_results_only) {
     const std::string journal = bytes_of(folder.journal);
     write_bytes(folder.file, "mine");
     check_error(Exit::usage, {"out.h5: is not an HDF5 file"}, [&] { recover_results(folder.file, true); });
-    check_error(Exit::usage, {"out.h5: is not an HDF5 file"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+    check_error(Exit::usage, {"out.h5: is not an HDF5 file"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     BOOST_TEST(bytes_of(folder.file) == "mine");
     BOOST_TEST((bytes_of(folder.journal) == journal));
     // Put there during a run that may replace the result that was there before.
@@ -396,7 +414,8 @@ BOOST_AUTO_TEST_CASE(overwrite_keeps_hdf5_files_of_other_programs) {
         const hid_t file = H5Fcreate(folder.file.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
         if (with_version) {
             const hid_t space = H5Screate(H5S_SCALAR);
-            const hid_t attribute = H5Acreate2(file, "schema_version", H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+            const hid_t attribute =
+                H5Acreate2(file, "schema_version", H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
             const long long one = 1;
             BOOST_REQUIRE(H5Awrite(attribute, H5T_NATIVE_LLONG, &one) >= 0);
             H5Aclose(attribute);
@@ -408,7 +427,8 @@ BOOST_AUTO_TEST_CASE(overwrite_keeps_hdf5_files_of_other_programs) {
         const std::string mine = bytes_of(folder.file);
         check_error(Exit::usage, {"out.h5: is an HDF5 file, but no whole result of ftmpi"},
                     [&] { ResultFile(folder.file, sample_run(), Existing::overwrite); });
-        check_error(Exit::bad_input, {"out.h5"}, [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        check_error(Exit::bad_input, {"out.h5"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
         BOOST_TEST((bytes_of(folder.file) == mine));
         BOOST_TEST(folder.list() == "out.h5");
     };
@@ -437,7 +457,8 @@ BOOST_AUTO_TEST_CASE(what_has_the_name_of_the_part_is_not_touched) {
     fs::remove(folder.journal);
     const auto refused = [&](const std::string& words) {
         for (const Existing existing : {Existing::refuse, Existing::overwrite, Existing::resume})
-            check_error(Exit::usage, {"out.h5.part", words}, [&] { ResultFile(folder.file, sample_run(), existing); });
+            check_error(Exit::usage, {"out.h5.part", words},
+                        [&] { ResultFile(folder.file, sample_run(), existing); });
         BOOST_TEST(folder.list() == "other.h5 out.h5.part");
         write_bytes(folder.journal, journal);
         check_error(Exit::usage, {"out.h5.part", words}, [&] { recover_results(folder.file); });
@@ -461,10 +482,12 @@ BOOST_AUTO_TEST_CASE(what_has_the_name_of_the_part_is_not_touched) {
     refused("not an HDF5 file");
     BOOST_TEST(bytes_of(part) == "my own notes\n");
 
-    // An HDF5 file there may be the remainder of a killed run: replaced when asked, and no other name of it is written to.
+    // An HDF5 file there may be the remainder of a killed run: replaced when asked, and no other name of it
+    // is written to.
     fs::remove(part);
     fs::create_hard_link(other, part);
-    check_error(Exit::usage, {"out.h5.part", "--overwrite"}, [&] { ResultFile(folder.file, sample_run(), Existing::refuse); });
+    check_error(Exit::usage, {"out.h5.part", "--overwrite"},
+                [&] { ResultFile(folder.file, sample_run(), Existing::refuse); });
     BOOST_TEST(folder.list() == "other.h5 out.h5.part");
     for (const Existing existing : {Existing::overwrite, Existing::resume}) {
         write_run(folder.file, 2, existing);
@@ -485,7 +508,8 @@ BOOST_AUTO_TEST_CASE(what_has_the_name_of_the_part_is_not_touched) {
 }
 
 BOOST_AUTO_TEST_CASE(a_full_disk) {
-    // A limit on the size of files stands for the disk: every write beyond it fails, in the journal and in HDF5 alike.
+    // A limit on the size of files stands for the disk: every write beyond it fails, in the journal and in
+    // HDF5 alike.
     ::signal(SIGXFSZ, SIG_IGN);
     Folder folder;
     const auto limited = [](rlim_t bytes, const std::function<int()>& body) {
@@ -515,7 +539,8 @@ BOOST_AUTO_TEST_CASE(a_full_disk) {
     BOOST_TEST(stored.requests.size() < 100u);
     fs::remove(folder.journal);
 
-    // While the HDF5 file is made, at every size it may fail at: no crash, no result, no .part, the journal whole.
+    // While the HDF5 file is made, at every size it may fail at: no crash, no result, no .part, the journal
+    // whole.
     leave_journal(folder.file, 20);
     const std::string journal = bytes_of(folder.journal);
     {
@@ -531,7 +556,8 @@ BOOST_AUTO_TEST_CASE(a_full_disk) {
             });
             if (status != static_cast<int>(Exit::failure))
                 BOOST_ERROR("limit " << bytes << " of " << size << ": status " << status);
-            if (folder.list() != "out.h5.journal") BOOST_ERROR("limit " << bytes << " leaves " << folder.list());
+            if (folder.list() != "out.h5.journal")
+                BOOST_ERROR("limit " << bytes << " leaves " << folder.list());
         }
     }
     BOOST_TEST((bytes_of(folder.journal) == journal));

@@ -1,4 +1,5 @@
-// A loop that asks for the next step before it has read this one leaves the same records as one that does not.
+// A loop that asks for the next step before it has read this one leaves the same records as one that does
+// not.
 #define BOOST_TEST_MODULE run_ahead
 #include <boost/test/unit_test.hpp>
 #include <cstring>
@@ -16,14 +17,20 @@ namespace {
 const std::filesystem::path kModel = std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4";
 
 /// `count` requests over five prompts of which request i makes tokens[i % size] tokens.
-std::vector<Request> requests_of(const Tokenizer& tokenizer, std::size_t count, const std::vector<std::int64_t>& tokens) {
-    const char* texts[] = {"The capital of France is", "1, 2, 3,", "def fibonacci(n):", "The quick brown fox", "Q: What is 17 times 24?\nA:"};
+std::vector<Request> requests_of(const Tokenizer& tokenizer, std::size_t count,
+                                 const std::vector<std::int64_t>& tokens) {
+    const char* texts[] = {"The capital of France is", "1, 2, 3,", "def fibonacci(n):", "The quick brown fox",
+                           "Q: What is 17 times 24?\nA:"};
     std::vector<Request> requests;
     for (std::size_t i = 0; i < count; ++i) {
         std::string text = texts[i % 5];
         if (i >= 5) text += std::string(i, '!');
-        requests.push_back({.index = static_cast<std::int64_t>(i), .id = {}, .prompt = text, .ids = tokenizer.encode(text),
-                            .max_tokens = tokens[i % tokens.size()], .refused = {}});
+        requests.push_back({.index = static_cast<std::int64_t>(i),
+                            .id = {},
+                            .prompt = text,
+                            .ids = tokenizer.encode(text),
+                            .max_tokens = tokens[i % tokens.size()],
+                            .refused = {}});
     }
     return requests;
 }
@@ -35,7 +42,8 @@ GenerateOptions options_of(std::optional<bool> ahead, std::vector<std::int32_t> 
 void check_record(const RequestRecord& have, const RequestRecord& want, const std::string& what) {
     BOOST_TEST(have.output_ids == want.output_ids, what << ": tokens");
     BOOST_TEST(have.text == want.text, what << ": text");
-    BOOST_TEST(have.finish_reason == want.finish_reason, what << ": " << have.finish_reason << " for " << want.finish_reason);
+    BOOST_TEST(have.finish_reason == want.finish_reason,
+               what << ": " << have.finish_reason << " for " << want.finish_reason);
     BOOST_TEST(have.error == want.error, what << ": " << have.error << " for " << want.error);
     BOOST_TEST(have.step_sha256 == want.step_sha256, what << ": hashes of the steps");
     BOOST_TEST(have.logits_sha256 == want.logits_sha256, what << ": hash");
@@ -60,18 +68,25 @@ FleetOptions late(FleetOptions options) {
     return options;
 }
 
-/// Runs plainly, a step ahead and, with one rank, a step ahead of a backend that is late. Returns the plain run.
-Run check(const std::filesystem::path& model, const FleetOptions& options, std::size_t count, const std::vector<std::int64_t>& tokens,
-          const std::vector<std::int32_t>& stop_ids, const std::string& what, bool steps_more = false) {
+/// Runs plainly, a step ahead and, with one rank, a step ahead of a backend that is late. Returns the plain
+/// run.
+Run check(const std::filesystem::path& model, const FleetOptions& options, std::size_t count,
+          const std::vector<std::int64_t>& tokens, const std::vector<std::int32_t>& stop_ids,
+          const std::string& what, bool steps_more = false) {
     Fleet fleet(model, options);
     const auto requests = requests_of(fleet.tokenizer(), count, tokens);
-    const Run want = fleet.run(requests, options_of(false, stop_ids)), have = fleet.run(requests, options_of(true, stop_ids));
+    const Run want = fleet.run(requests, options_of(false, stop_ids)),
+              have = fleet.run(requests, options_of(true, stop_ids));
     check_run(have, want, what);
     // Of a batch the step that a stop token makes useless for one may be another's.
-    if (steps_more && options.slots == 1) BOOST_TEST(have.steps > want.steps, what << ": no step was asked for ahead of a stop token");
-    // Lengths are known beforehand, so without a stop token no step is in vain; two sequences may share one otherwise than plainly.
-    if (stop_ids.empty() && want.failed == 0 && options.slots == 1) BOOST_TEST(have.steps == want.steps, what << ": a step in vain");
-    BOOST_TEST(fleet.run(requests, options_of({}, stop_ids)).steps == want.steps);  // the CPU would gain nothing
+    if (steps_more && options.slots == 1)
+        BOOST_TEST(have.steps > want.steps, what << ": no step was asked for ahead of a stop token");
+    // Lengths are known beforehand, so without a stop token no step is in vain; two sequences may share one
+    // otherwise than plainly.
+    if (stop_ids.empty() && want.failed == 0 && options.slots == 1)
+        BOOST_TEST(have.steps == want.steps, what << ": a step in vain");
+    BOOST_TEST(fleet.run(requests, options_of({}, stop_ids)).steps ==
+               want.steps);  // the CPU would gain nothing
     if (options.ranks > 1) return want;
     Fleet slow(model, late(options));
     const Run ahead = slow.run(requests, options_of({}, stop_ids));
@@ -85,8 +100,8 @@ Run check(const std::filesystem::path& model, const FleetOptions& options, std::
 class OtherChoice : public CpuBackend {
 public:
     explicit OtherChoice(int time) : CpuBackend(1, default_simd()), time_(time) {}
-    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-                std::int32_t* token, std::int32_t* finite) override {
+    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+                const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override {
         CpuBackend::argmax(logits, rows, stride, ids, masked, token, finite);
         if (--time_ == 0) token[rows - 1] ^= 1;
     }
@@ -133,7 +148,9 @@ BOOST_AUTO_TEST_CASE(rows_take_tokens_from_the_device) {
     Row to[4];
     backend->place_rows(to, rows, tokens, 10);
     const std::int32_t want[] = {9, 7, 0, 0};
-    for (int i = 0; i < 4; ++i) BOOST_TEST((to[i].token == want[i] && to[i].slot == rows[i].slot && to[i].position == rows[i].position));
+    for (int i = 0; i < 4; ++i)
+        BOOST_TEST(
+            (to[i].token == want[i] && to[i].slot == rows[i].slot && to[i].position == rows[i].position));
 }
 
 BOOST_AUTO_TEST_CASE(batches_queues_and_lengths) {
@@ -147,14 +164,17 @@ BOOST_AUTO_TEST_CASE(batches_queues_and_lengths) {
 BOOST_AUTO_TEST_CASE(stop_tokens_in_the_middle) {
     const Run free = check(kModel, {}, 5, {10}, {}, "without a stop token");
     // Of three requests a token in the middle, which may stop others as well.
-    const std::vector<std::int32_t> stop{free.records[0].output_ids[4], free.records[2].output_ids[6], free.records[3].output_ids[2]};
+    const std::vector<std::int32_t> stop{free.records[0].output_ids[4], free.records[2].output_ids[6],
+                                         free.records[3].output_ids[2]};
     for (const int slots : {1, 3, 5}) {
-        const Run stopped = check(kModel, {.slots = slots}, 8, {10}, stop, "stop tokens, " + std::to_string(slots) + " slots", true);
+        const Run stopped = check(kModel, {.slots = slots}, 8, {10}, stop,
+                                  "stop tokens, " + std::to_string(slots) + " slots", true);
         BOOST_TEST(stopped.records[0].finish_reason == "stop");
         BOOST_TEST(stopped.records[0].output_ids.size() <= 5u);
     }
     // The very first token stops, and the last that would have been made anyway.
-    check(kModel, {.slots = 3}, 5, {4}, {free.records[1].output_ids[0], free.records[0].output_ids[3]}, "first and last token");
+    check(kModel, {.slots = 3}, 5, {4}, {free.records[1].output_ids[0], free.records[0].output_ids[3]},
+          "first and last token");
 }
 
 BOOST_AUTO_TEST_CASE(the_context_ends_a_sequence) {
@@ -163,7 +183,8 @@ BOOST_AUTO_TEST_CASE(the_context_ends_a_sequence) {
     for (const auto& r : requests_of(fleet.tokenizer(), 5, {1})) longest = std::max(longest, r.ids.size());
     for (const int slots : {1, 3}) {
         const auto context = static_cast<std::int64_t>(longest) + 3;
-        const Run run = check(kModel, {.slots = slots, .context = context}, 5, {100}, {}, "context " + std::to_string(context));
+        const Run run = check(kModel, {.slots = slots, .context = context}, 5, {100}, {},
+                              "context " + std::to_string(context));
         for (const auto& r : run.records) {
             BOOST_TEST(r.finish_reason == "length");
             BOOST_TEST(static_cast<std::int64_t>(r.prompt_ids.size() + r.output_ids.size()) == context);
@@ -178,7 +199,8 @@ BOOST_AUTO_TEST_CASE(logits_that_are_not_finite) {
     overflow_now_and_then(tensors);
     write_tiny_model(directory.path(), spec, tensors);
     for (const int slots : {1, 3, 5}) {
-        const Run run = check(directory.path(), {.slots = slots}, 10, {30}, {}, "overflow, " + std::to_string(slots) + " slots");
+        const Run run = check(directory.path(), {.slots = slots}, 10, {30}, {},
+                              "overflow, " + std::to_string(slots) + " slots");
         std::int64_t in_the_middle = 0;
         for (const auto& r : run.records) in_the_middle += !r.error.empty() && r.output_ids.size() > 1;
         BOOST_TEST(in_the_middle > 1);
@@ -187,12 +209,14 @@ BOOST_AUTO_TEST_CASE(logits_that_are_not_finite) {
 }
 
 BOOST_AUTO_TEST_CASE(ranks_together) {
-    const Run free = Fleet(kModel, {}).run(requests_of(Fleet(kModel, {}).tokenizer(), 5, {8}), options_of(false));
+    const Run free =
+        Fleet(kModel, {}).run(requests_of(Fleet(kModel, {}).tokenizer(), 5, {8}), options_of(false));
     const std::vector<std::int32_t> stop{free.records[0].output_ids[3], free.records[4].output_ids[5]};
     for (const auto& shares : std::vector<std::vector<double>>{{3, 1}, {1, 0}, {5, 2, 1}})
         for (const int slots : {1, 3}) {
             FleetOptions options{.ranks = static_cast<int>(shares.size()), .shares = shares, .slots = slots};
-            check(kModel, options, 5, {8}, stop, std::to_string(shares.size()) + " ranks, " + std::to_string(slots) + " slots", true);
+            check(kModel, options, 5, {8}, stop,
+                  std::to_string(shares.size()) + " ranks, " + std::to_string(slots) + " slots", true);
         }
 }
 
@@ -200,17 +224,24 @@ BOOST_AUTO_TEST_CASE(a_rank_that_chooses_another_token_ends_the_job) {
     for (const int ranks : {2, 3})
         for (int other = 0; other < ranks; ++other)
             for (const bool ahead : {false, true})
-                for (const int time : {1, 4, 9}) {  // three prompts, then steps: the last of a request among them
+                for (const int time :
+                     {1, 4, 9}) {  // three prompts, then steps: the last of a request among them
                     int made = 0;
-                    Fleet fleet(kModel, {.ranks = ranks, .slots = 3, .backend = [&]() -> std::unique_ptr<Backend> {
-                                             return std::make_unique<OtherChoice>(made++ == other ? time : 0);
-                                         }});
+                    Fleet fleet(kModel,
+                                {.ranks = ranks, .slots = 3, .backend = [&]() -> std::unique_ptr<Backend> {
+                                     return std::make_unique<OtherChoice>(made++ == other ? time : 0);
+                                 }});
                     // Every rank must leave by the same message: the fleet would say that only some failed.
-                    const std::string want = "rank " + std::to_string(other == 0 ? 1 : other) + " chose other tokens than rank 0";
-                    BOOST_TEST_CONTEXT("rank " << other << " of " << ranks << ", choice " << time << (ahead ? ", ahead" : "")) {
-                        BOOST_CHECK_EXCEPTION(fleet.run(requests_of(fleet.tokenizer(), 3, {7}), options_of(ahead)), Error, [&](const Error& e) {
-                            return e.code() == Exit::failure && std::string_view(e.what()).starts_with(want) && !e.hint().empty();
-                        });
+                    const std::string want =
+                        "rank " + std::to_string(other == 0 ? 1 : other) + " chose other tokens than rank 0";
+                    BOOST_TEST_CONTEXT("rank " << other << " of " << ranks << ", choice " << time
+                                               << (ahead ? ", ahead" : "")) {
+                        BOOST_CHECK_EXCEPTION(
+                            fleet.run(requests_of(fleet.tokenizer(), 3, {7}), options_of(ahead)), Error,
+                            [&](const Error& e) {
+                                return e.code() == Exit::failure &&
+                                       std::string_view(e.what()).starts_with(want) && !e.hint().empty();
+                            });
                     }
                 }
 }
@@ -219,19 +250,22 @@ BOOST_AUTO_TEST_CASE(a_wish_to_stop_ends_all_ranks_at_the_same_step) {
     const std::vector<std::int64_t> tokens{4, 20, 7};
     for (const int ranks : {1, 2})
         for (int at = 1; at <= 13; at += 2) {
-            // The last rank wishes to stop when the ranks compare for the time `at`: three prompts, then steps.
+            // The last rank wishes to stop when the ranks compare for the time `at`: three prompts, then
+            // steps.
             const auto stopped = [&](Fleet& fleet, std::optional<bool> ahead) {
                 std::vector<int> compared(static_cast<std::size_t>(ranks));
-                const Run run = fleet.run(requests_of(fleet.tokenizer(), 3, tokens), options_of(ahead), [&](int rank) {
-                    return ++compared[static_cast<std::size_t>(rank)] == at && rank == ranks - 1;
-                });
+                const Run run =
+                    fleet.run(requests_of(fleet.tokenizer(), 3, tokens), options_of(ahead), [&](int rank) {
+                        return ++compared[static_cast<std::size_t>(rank)] == at && rank == ranks - 1;
+                    });
                 for (const int n : compared) BOOST_TEST(n == at);
                 BOOST_TEST((run.end == Generator::End::interrupted));
                 return run;
             };
             const FleetOptions options{.ranks = ranks, .slots = 3};
             Fleet fleet(kModel, options);
-            const std::string what = "stopped at " + std::to_string(at) + ", " + std::to_string(ranks) + " ranks";
+            const std::string what =
+                "stopped at " + std::to_string(at) + ", " + std::to_string(ranks) + " ranks";
             const Run want = stopped(fleet, false);
             check_run(stopped(fleet, true), want, what);
             if (ranks > 1) continue;
@@ -248,7 +282,8 @@ BOOST_AUTO_TEST_CASE(a_wish_to_stop_while_requests_wait) {
         int compared = 0;
         const Run run = fleet.run(requests, options_of({}), [&](int) { return ++compared == at; });
         for (std::size_t i = 0; i < requests.size(); ++i)
-            if (!run.records[i].finish_reason.empty()) check_record(run.records[i], whole.records[i], "stopped at " + std::to_string(at));
+            if (!run.records[i].finish_reason.empty())
+                check_record(run.records[i], whole.records[i], "stopped at " + std::to_string(at));
         if (run.end == Generator::End::done) {
             BOOST_TEST(compared <= at);  // the wish may come with the last step of all
             for (const auto& record : run.records) BOOST_TEST(!record.finish_reason.empty());
@@ -270,9 +305,12 @@ BOOST_AUTO_TEST_CASE(sampling_needs_the_host) {
     const Run want = sampled(false), have = sampled(true);
     check_run(have, want, "sampling");
     BOOST_TEST(have.steps == want.steps);
-    check_run(Fleet(kModel, {.slots = 3}).run(requests, [] {
-        auto options = options_of(false);
-        options.sampling = {.temperature = 1, .seed = 3};
-        return options;
-    }()), want, "sampling on a backend that is not late");
+    check_run(Fleet(kModel, {.slots = 3})
+                  .run(requests,
+                       [] {
+                           auto options = options_of(false);
+                           options.sampling = {.temperature = 1, .seed = 3};
+                           return options;
+                       }()),
+              want, "sampling on a backend that is not late");
 }

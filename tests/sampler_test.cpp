@@ -28,7 +28,8 @@ BOOST_AUTO_TEST_CASE(the_smallest_temperatures_are_greedy) {
     const std::vector<float> logits{1, 5, 4.999f, 2};
     const std::vector<std::uint8_t> none(4, 0);
     for (double t : {1e-6, 1e-37, 1e-39, 1e-300, 4.9e-324})
-        for (std::uint64_t i = 0; i < 20; ++i) BOOST_TEST(sample(logits, none, {.temperature = t}, 0, i) == 1);
+        for (std::uint64_t i = 0; i < 20; ++i)
+            BOOST_TEST(sample(logits, none, {.temperature = t}, 0, i) == 1);
 }
 
 BOOST_AUTO_TEST_CASE(frequencies_follow_the_softmax) {
@@ -36,9 +37,12 @@ BOOST_AUTO_TEST_CASE(frequencies_follow_the_softmax) {
     const std::vector<std::uint8_t> none(4, 0);
     std::vector<int> count(4, 0);
     const int n = 20000;
-    for (int t = 0; t < n; ++t) ++count[static_cast<std::size_t>(sample(logits, none, {.temperature = 1}, 7, static_cast<std::uint64_t>(t)))];
+    for (int t = 0; t < n; ++t)
+        ++count[static_cast<std::size_t>(
+            sample(logits, none, {.temperature = 1}, 7, static_cast<std::uint64_t>(t)))];
     for (auto [id, p] : {std::pair{0, 1.0 / 8}, {1, 2.0 / 8}, {2, 5.0 / 8}, {3, 0.0}})
-        BOOST_TEST(std::abs(count[static_cast<std::size_t>(id)] - n * p) <= 4 * std::sqrt(n * p * (1 - p)) + 1);
+        BOOST_TEST(std::abs(count[static_cast<std::size_t>(id)] - n * p) <=
+                   4 * std::sqrt(n * p * (1 - p)) + 1);
 }
 
 BOOST_AUTO_TEST_CASE(top_k_and_top_p_cut_the_tail) {

@@ -1,5 +1,5 @@
-// Which rows each rank holds: every unit once, as near to the shares as whole units allow, and never across a head, a q|k|v
-// segment or a quantization group.
+// Which rows each rank holds: every unit once, as near to the shares as whole units allow, and never across a
+// head, a q|k|v segment or a quantization group.
 #define BOOST_TEST_MODULE shard
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -26,11 +26,12 @@ std::vector<Role> roles_of(const ModelSizes& sizes, const ShardPlan& plan, std::
     const auto& c = sizes.config;
     const auto& cut = plan.layers[layer];
     const bool delta = c.layers[layer] == LayerKind::delta_net;
-    std::vector<Role> roles{{delta ? "key heads" : "query heads", &cut.mixer, delta ? c.key_heads : c.query_heads,
-                             plan.whole_kv_groups && !delta ? c.query_heads / c.kv_heads : 1},
-                            {"expert", &cut.expert, c.expert_width, 16},
-                            {"shared", &cut.shared, c.shared_width, 16},
-                            {"down", &cut.down, c.hidden, 16}};
+    std::vector<Role> roles{
+        {delta ? "key heads" : "query heads", &cut.mixer, delta ? c.key_heads : c.query_heads,
+         plan.whole_kv_groups && !delta ? c.query_heads / c.kv_heads : 1},
+        {"expert", &cut.expert, c.expert_width, 16},
+        {"shared", &cut.shared, c.shared_width, 16},
+        {"down", &cut.down, c.hidden, 16}};
     if (!plan.out_replicated)
         roles.push_back({"out", &cut.out, c.hidden, 16, static_cast<double>(sizes.layers[layer].out.cols)});
     return roles;
@@ -94,7 +95,8 @@ BOOST_AUTO_TEST_CASE(value_heads_stay_with_the_key_head_they_read) {
         const auto c = random_sizes(random).config;
         for (int k = 0; k < c.key_heads; ++k) {
             const auto values = value_head_range(c, {k, k + 1});
-            for (auto j = values.begin; j < values.end; ++j) BOOST_TEST_REQUIRE(j * c.key_heads / c.value_heads == k);
+            for (auto j = values.begin; j < values.end; ++j)
+                BOOST_TEST_REQUIRE(j * c.key_heads / c.value_heads == k);
         }
     }
 }
@@ -113,7 +115,9 @@ BOOST_AUTO_TEST_CASE(key_value_heads_are_those_the_query_heads_read) {
 
 BOOST_AUTO_TEST_CASE(every_unit_is_dealt_once_whatever_the_shares) {
     std::mt19937 random(1);
-    const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+    const auto pick = [&](int low, int high) {
+        return std::uniform_int_distribution<int>(low, high)(random);
+    };
     for (int round = 0; round < 1500; ++round) {
         const auto sizes = random_sizes(random);
         std::vector<double> shares(static_cast<std::size_t>(pick(1, 9)));
@@ -136,8 +140,10 @@ BOOST_AUTO_TEST_CASE(every_unit_is_dealt_once_whatever_the_shares) {
             total.resize(shares.size());
             heaviest[role.name] = std::max(heaviest[role.name], role.weight);
             for (std::size_t r = 0; r < shares.size(); ++r) {
-                const double units = std::ceil(static_cast<double>(role.rows) / static_cast<double>(role.unit));
-                const double given = std::ceil(static_cast<double>((*role.ranges)[r].size()) / static_cast<double>(role.unit));
+                const double units =
+                    std::ceil(static_cast<double>(role.rows) / static_cast<double>(role.unit));
+                const double given =
+                    std::ceil(static_cast<double>((*role.ranges)[r].size()) / static_cast<double>(role.unit));
                 const double asked = shares[r] / sum * units;
                 BOOST_TEST_REQUIRE(std::abs(given - asked) < 1 + 1e-6, role.name);
                 if (shares[r] == 0) BOOST_TEST_REQUIRE(given == 0);
@@ -149,14 +155,16 @@ BOOST_AUTO_TEST_CASE(every_unit_is_dealt_once_whatever_the_shares) {
             for (const auto& role : roles_of(sizes, plan, l)) look_at(role);
         look_at({"vocabulary", &plan.head, sizes.config.vocab, 16});
 
-        // Remainders are spread over the layers: over the whole model a role is off by little more than over one matrix,
-        // and a rank with the larger share never ends with fewer rows than rounding explains.
+        // Remainders are spread over the layers: over the whole model a role is off by little more than over
+        // one matrix, and a rank with the larger share never ends with fewer rows than rounding explains.
         for (const auto& [name, owed] : drift)
-            for (const double units : owed) BOOST_TEST_REQUIRE(std::abs(units) < 1.5 * heaviest[name], name << ' ' << units);
+            for (const double units : owed)
+                BOOST_TEST_REQUIRE(std::abs(units) < 1.5 * heaviest[name], name << ' ' << units);
         for (const auto& [name, total] : totals)
             for (std::size_t a = 0; a < shares.size(); ++a)
                 for (std::size_t b = 0; b < shares.size(); ++b)
-                    if (name != "out" && shares[a] >= shares[b]) BOOST_TEST_REQUIRE(total[a] + 2 >= total[b], name);
+                    if (name != "out" && shares[a] >= shares[b])
+                        BOOST_TEST_REQUIRE(total[a] + 2 >= total[b], name);
         BOOST_TEST_REQUIRE(std::abs(std::accumulate(plan.given.begin(), plan.given.end(), 0.0) - 1) < 1e-9);
     }
 }
@@ -176,7 +184,8 @@ BOOST_AUTO_TEST_CASE(rounding_does_not_drift_over_forty_layers) {
         varied = varied || plan.layers[l].expert != plan.layers[0].expert;
     }
     for (const auto& [name, n] : rows)
-        for (std::size_t r = 0; r < 2; ++r) BOOST_TEST(std::abs(n[r] / n[2] - shares[r]) < 0.01, name << ' ' << n[r] / n[2]);
+        for (std::size_t r = 0; r < 2; ++r)
+            BOOST_TEST(std::abs(n[r] / n[2] - shares[r]) < 0.01, name << ' ' << n[r] / n[2]);
     BOOST_TEST(varied);  // always rounding the same way would be off by 0.5 / 32 in every layer
     for (std::size_t r = 0; r < 2; ++r) {
         BOOST_TEST(std::abs(plan.given[r] - shares[r]) < 0.001);
@@ -190,7 +199,8 @@ BOOST_AUTO_TEST_CASE(cuts_fall_on_quantization_groups) {
     };
     BOOST_TEST((experts(512, {24, 16}) == Sizes{304, 208}));
     BOOST_TEST((experts(512, {5, 3}) == Sizes{320, 192}));
-    BOOST_TEST((experts(320, {1, 1}) == Sizes{160, 160}));  // finer than a 128 x 128 block: rows find their block by index
+    BOOST_TEST((experts(320, {1, 1}) ==
+                Sizes{160, 160}));  // finer than a 128 x 128 block: rows find their block by index
     BOOST_TEST((experts(512, std::vector<double>(8, 1)) == Sizes(8, 64)));
     const auto eight = experts(1856, std::vector<double>(8, 1));  // 232 each would cut a group of 16
     BOOST_TEST(std::accumulate(eight.begin(), eight.end(), std::int64_t{0}) == 1856);
@@ -206,7 +216,8 @@ BOOST_AUTO_TEST_CASE(heads_that_do_not_divide_by_the_ranks) {
     BOOST_TEST((sizes_in(plan.layers[1].mixer) == Sizes{5, 6, 5}));
     BOOST_TEST((sizes_in(plan.layers[2].mixer) == Sizes{5, 5, 6}));
     BOOST_TEST((sizes_in(plan.layers[3].mixer) == Sizes{6, 5, 5}));
-    BOOST_TEST((kv_heads_of(sizes.config, plan.layers[3].mixer[1]) == Range{0, 2}));  // 6-11 read both key/value heads
+    BOOST_TEST((kv_heads_of(sizes.config, plan.layers[3].mixer[1]) ==
+                Range{0, 2}));  // 6-11 read both key/value heads
     BOOST_TEST((plan.head[0] == Range{0, 82784}));
     BOOST_TEST((plan.head[2].end == 248320));
 }
@@ -223,7 +234,8 @@ BOOST_AUTO_TEST_CASE(more_ranks_than_units_and_ranks_without_rows) {
 
     const auto alone = make_plan(sizes_of_35b(), request_for_shares({1, 0}));
     for (const auto& cut : alone.layers)
-        for (const auto* ranges : {&cut.mixer, &cut.out, &cut.expert, &cut.shared, &cut.down}) BOOST_TEST((*ranges)[1].empty());
+        for (const auto* ranges : {&cut.mixer, &cut.out, &cut.expert, &cut.shared, &cut.down})
+            BOOST_TEST((*ranges)[1].empty());
     BOOST_TEST(alone.head[1].empty());
     BOOST_TEST(sole_rank(alone).value() == 0);
     BOOST_TEST(alone.bytes[1].weights() == alone.bytes[1].replicated);
@@ -238,7 +250,8 @@ BOOST_AUTO_TEST_CASE(swapping_the_ranks_swaps_the_plan) {
         std::vector<RankMemory> ranks;
         std::vector<double> shares;
         for (int r = 0; r < n; ++r) {
-            ranks.push_back(card(12 + 2.3 * r + std::uniform_real_distribution<>(0, 2)(random), 200 * (r + 1.5)));
+            ranks.push_back(
+                card(12 + 2.3 * r + std::uniform_real_distribution<>(0, 2)(random), 200 * (r + 1.5)));
             shares.push_back(1 + r);
         }
         std::shuffle(ranks.begin(), ranks.end(), random);
@@ -277,9 +290,11 @@ BOOST_AUTO_TEST_CASE(a_large_layer_is_cut_by_its_own_bytes) {
     auto config = sizes_of_35b().config;
     config.layers = layer_kinds(4, 5);
     auto sizes = sizes_with(config, {Format::fp8_row, Format::nvfp4, Format::nvfp4});
-    sizes.layers[1].gate_up.format = sizes.layers[1].down.format = Format::bf16;  // experts of 3.5 times the bytes
+    sizes.layers[1].gate_up.format = sizes.layers[1].down.format =
+        Format::bf16;  // experts of 3.5 times the bytes
     const auto plan = make_plan(sizes, request_for_shares({0.7, 0.3}));
-    const double bytes[] = {static_cast<double>(plan.bytes[0].experts), static_cast<double>(plan.bytes[1].experts)};
+    const double bytes[] = {static_cast<double>(plan.bytes[0].experts),
+                            static_cast<double>(plan.bytes[1].experts)};
     BOOST_TEST(std::abs(bytes[0] / (bytes[0] + bytes[1]) - 0.7) < 0.01);
 }
 
@@ -289,9 +304,7 @@ BOOST_AUTO_TEST_CASE(shares_that_cannot_be_meant_are_refused) {
         request.shares = std::move(shares);
         try {
             make_plan(sizes_of_35b(), request);
-        } catch (const Error& error) {
-            return error.code() == Exit::usage;
-        }
+        } catch (const Error& error) { return error.code() == Exit::usage; }
         return false;
     };
     BOOST_TEST(refused({1, 1, 1}, 2));

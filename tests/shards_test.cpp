@@ -42,8 +42,10 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
         std::vector<std::string> words;
     } table[] = {
         {{{"a", first}, {"c", second}}, {"does not list tensor \"b\"", first}},
-        {{{"a", first}, {"b", second}, {"c", second}}, {"maps tensor \"b\" to " + second + ", but " + first + " holds it"}},
-        {{{"a", first}, {"b", first}, {"c", second}, {"d", second}}, {"does not hold: \"d\" (" + second + ")"}},
+        {{{"a", first}, {"b", second}, {"c", second}},
+         {"maps tensor \"b\" to " + second + ", but " + first + " holds it"}},
+        {{{"a", first}, {"b", first}, {"c", second}, {"d", second}},
+         {"does not hold: \"d\" (" + second + ")"}},
         {{{"a", first}, {"b", first}}, {}},
         {{{"a", first}, {"b", first}, {"c", second}, {"a", first}}, {"duplicate tensor name \"a\""}},
         {{{"a", first}, {"b", first}, {"c", "model-00003-of-00003.safetensors"}},
@@ -51,7 +53,8 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
         {{{"a", "x-1.safetensors"}, {"b", "x-2.safetensors"}, {"c", second}},
          {"2 of which are missing: x-1.safetensors, x-2.safetensors"}},
         {{}, {"weight_map is empty"}},
-        {{{"a", first}, {"b", first}, {"c", "../evil.safetensors"}}, {"\"../evil.safetensors\"", "not a plain file name"}},
+        {{{"a", first}, {"b", first}, {"c", "../evil.safetensors"}},
+         {"\"../evil.safetensors\"", "not a plain file name"}},
         {{{"a", first}, {"b", first}, {"c", "/etc/passwd"}}, {"not a plain file name"}},
         {{{"a", first}, {"b", first}, {"c", ".."}}, {"not a plain file name"}},
         {{{"a", first}, {"b", first}, {"c", ""}}, {"not a plain file name"}},
@@ -59,10 +62,8 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
     for (const auto& row : table) {
         write_index(directory.path(), row.map);
         BOOST_TEST_CONTEXT((row.words.empty() ? "a shard that is not named" : row.words.front())) {
-            if (row.words.empty())
-                BOOST_TEST(warns(Checkpoint::open(directory.path()), second));
-            else
-                expect_refused(directory.path(), row.words);
+            if (row.words.empty()) BOOST_TEST(warns(Checkpoint::open(directory.path()), second));
+            else expect_refused(directory.path(), row.words);
         }
     }
     for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{
@@ -74,7 +75,9 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
              {"{\"weight_map\":{\"a\":}}", "not valid JSON at byte 19"},
              {"", "not valid JSON at byte 0"}}) {
         write_file(directory / "model.safetensors.index.json", text);
-        BOOST_TEST_CONTEXT(text) { expect_refused(directory.path(), {"model.safetensors.index.json", words}); }
+        BOOST_TEST_CONTEXT(text) {
+            expect_refused(directory.path(), {"model.safetensors.index.json", words});
+        }
     }
 }
 
@@ -93,24 +96,28 @@ BOOST_FIXTURE_TEST_CASE(an_old_index_beside_a_new_save_is_refused, Sharded) {
     write_index(directory.path(), {{"a", "model-00001-of-00004.safetensors"},
                                    {"b", "model-00002-of-00004.safetensors"},
                                    {"c", "model-00004-of-00004.safetensors"}});
-    expect_refused(directory.path(),
-                   {"3 of which are missing", "model-00001-of-00004.safetensors", "model-00004-of-00004.safetensors"});
+    expect_refused(directory.path(), {"3 of which are missing", "model-00001-of-00004.safetensors",
+                                      "model-00004-of-00004.safetensors"});
 }
 
 BOOST_FIXTURE_TEST_CASE(files_beside_the_index_are_ignored_with_a_warning, Sharded) {
     write_safetensors(directory / "model.safetensors", {floats("a", -1), floats("b", -1), floats("c", -1)});
     write_safetensors(directory / "consolidated.safetensors", {floats("a", -1)});
-    write_file(directory.path().parent_path() / (directory.path().filename().string() + "-neighbour.safetensors"), "broken");
+    write_file(
+        directory.path().parent_path() / (directory.path().filename().string() + "-neighbour.safetensors"),
+        "broken");
     const auto checkpoint = Checkpoint::open(directory.path());
-    fs::remove(directory.path().parent_path() / (directory.path().filename().string() + "-neighbour.safetensors"));
+    fs::remove(directory.path().parent_path() /
+               (directory.path().filename().string() + "-neighbour.safetensors"));
     BOOST_TEST(first_value(checkpoint, "a") == 1.0f);
     BOOST_TEST(checkpoint.tensor_bytes() == 24u);
     BOOST_TEST(warns(checkpoint, "consolidated.safetensors, model.safetensors"));
 }
 
 BOOST_FIXTURE_TEST_CASE(a_wrong_total_size_is_reported, Sharded) {
-    write_file(directory / "model.safetensors.index.json", "{\"metadata\":{\"total_size\":25},\"weight_map\":{\"a\":\"" +
-                                                               first + "\",\"b\":\"" + first + "\",\"c\":\"" + second + "\"}}");
+    write_file(directory / "model.safetensors.index.json",
+               "{\"metadata\":{\"total_size\":25},\"weight_map\":{\"a\":\"" + first + "\",\"b\":\"" + first +
+                   "\",\"c\":\"" + second + "\"}}");
     BOOST_TEST(warns(Checkpoint::open(directory.path()), "total_size 25"));
 }
 
@@ -122,7 +129,8 @@ BOOST_AUTO_TEST_CASE(directories_without_an_index) {
     expect_refused(directory.path(), {"neither model.safetensors.index.json nor model.safetensors"});
     write_safetensors(directory / "model-00001-of-00002.safetensors", {floats("a", 1)});
     write_safetensors(directory / "model-00002-of-00002.safetensors", {floats("b", 1)});
-    expect_refused(directory.path(), {"neither", "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors"});
+    expect_refused(directory.path(),
+                   {"neither", "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors"});
     write_safetensors(directory / "model.safetensors", {floats("c", 1)});
     const auto checkpoint = Checkpoint::open(directory.path());
     BOOST_TEST(checkpoint.tensors().size() == 1u);
@@ -171,7 +179,9 @@ BOOST_AUTO_TEST_CASE(a_hugging_face_cache_opens_through_its_links) {
     fs::remove(blobs / "blob1");
     expect_refused(snapshot, {plain.second, "missing", "incomplete download"});
     fs::remove(blobs / "blob2");
-    expect_refused(snapshot, {"model.safetensors.index.json is a symbolic link to ../../blobs/blob2, which does not exist"});
+    expect_refused(
+        snapshot,
+        {"model.safetensors.index.json is a symbolic link to ../../blobs/blob2, which does not exist"});
 }
 
 BOOST_FIXTURE_TEST_CASE(a_shard_that_changes_is_noticed, Sharded) {
@@ -221,7 +231,8 @@ BOOST_FIXTURE_TEST_CASE(bytes_in_use_are_watched, Sharded) {
     fs::last_write_time(again_path, fs::last_write_time(again_path) + std::chrono::seconds(5));
     checkpoint.check_contents(data);
     BOOST_CHECK_EXCEPTION(checkpoint.check_contents(other), Error, [&](const Error& e) {
-        return e.code() == Exit::bad_input && std::string(e.what()).find(first + " was written to while it was in use") != std::string::npos;
+        return e.code() == Exit::bad_input &&
+               std::string(e.what()).find(first + " was written to while it was in use") != std::string::npos;
     });
 }
 
@@ -241,10 +252,12 @@ BOOST_FIXTURE_TEST_CASE(a_shard_that_is_cut_short_while_it_is_read_is_named, Sha
     ::close(pipe_ends[1]);
     std::string said;
     char buffer[512];
-    for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = ::read(pipe_ends[0], buffer, sizeof buffer)) > 0;)
+        said.append(buffer, static_cast<std::size_t>(n));
     ::close(pipe_ends[0]);
     int status = 0;
     BOOST_REQUIRE(::waitpid(child, &status, 0) == child);
     BOOST_TEST((WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Exit::bad_input)));
-    BOOST_TEST(said == "ftmpi: error: " + shard.string() + " became shorter while it was in use, or its disk cannot be read\n");
+    BOOST_TEST(said == "ftmpi: error: " + shard.string() +
+                           " became shorter while it was in use, or its disk cannot be read\n");
 }

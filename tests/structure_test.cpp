@@ -1,5 +1,6 @@
-// Rooms and floors: reads every #include of src/, mpi/ and cuda/ and fails when one points up, sideways into another
-// room's library, or to something no room owns. It also keeps files short and paths of one machine out of the tree.
+// Rooms and floors: reads every #include of src/, mpi/ and cuda/ and fails when one points up, sideways into
+// another room's library, or to something no room owns. It also keeps files short and paths of one machine
+// out of the tree.
 #define BOOST_TEST_MODULE structure
 #include <unistd.h>
 
@@ -79,9 +80,12 @@ const std::vector<std::pair<std::string, std::set<std::string>>> libraries = {
     {"xmmintrin.h", {"cpu_backend", "numerics", "generate", "main"}},
 };
 
-bool begins(const std::string& text, const std::string& with) { return text.compare(0, with.size(), with) == 0; }
+bool begins(const std::string& text, const std::string& with) {
+    return text.compare(0, with.size(), with) == 0;
+}
 
-/// src/results/wire.cpp -> results, src/results.hpp -> results, mpi/session.cpp -> mpi; empty outside the three folders.
+/// src/results/wire.cpp -> results, src/results.hpp -> results, mpi/session.cpp -> mpi; empty outside the
+/// three folders.
 std::string room_of(const fs::path& relative) {
     auto part = relative.begin();
     if (part == relative.end()) return {};
@@ -97,23 +101,23 @@ std::string may_include(const std::string& from, const std::string& to, const fs
     const auto here = floors.at(from), there = floors.at(to);
     const auto no = from + " may not include " + to;
     switch (here) {
-        case Floor::words:
-            return there == Floor::words ? "" : no;
+        case Floor::words: return there == Floor::words ? "" : no;
         case Floor::facts:
-            if (to == "digest" && (from == "checkpoint" || from == "config" || from == "tokenizer" || from == "results")) return {};
+            if (to == "digest" &&
+                (from == "checkpoint" || from == "config" || from == "tokenizer" || from == "results"))
+                return {};
             return there == Floor::words ? "" : no;
-        case Floor::contracts:
-            return there == Floor::words || there == Floor::contracts ? "" : no;
-        case Floor::computed:
-            return there <= Floor::computed ? "" : no;
+        case Floor::contracts: return there == Floor::words || there == Floor::contracts ? "" : no;
+        case Floor::computed: return there <= Floor::computed ? "" : no;
         case Floor::hosted:
             if (from == "mpi" && to == "cuda") {
                 const auto name = target.filename().string();
-                return name == "handles.hpp" || name == "mailbox.hpp" ? "" : no + " but handles.hpp and mailbox.hpp";
+                return name == "handles.hpp" || name == "mailbox.hpp"
+                           ? ""
+                           : no + " but handles.hpp and mailbox.hpp";
             }
             return there == Floor::words || there == Floor::contracts ? "" : no;
-        case Floor::program:
-            return {};
+        case Floor::program: return {};
     }
     return no;
 }
@@ -133,7 +137,8 @@ std::string may_use(const std::string& room, const fs::path& file, const std::st
         if (!rooms.count(room)) return room + " may not include <" + header + ">";
         // In mpi/ only the transports that move device memory see CUDA.
         const auto name = file.filename().string();
-        const bool device = name.find("nccl") != std::string::npos || name.find("peer") != std::string::npos ||
+        const bool device = name.find("nccl") != std::string::npos ||
+                            name.find("peer") != std::string::npos ||
                             name.find("device") != std::string::npos;
         if (room == "mpi" && prefix == "cuda" && !device)
             return name + " may not include <" + header + ">: not a device communicator";
@@ -185,7 +190,8 @@ std::vector<Include> includes_of(const std::string& content) {
         if (at == line.size() || (line[at] != '<' && line[at] != '"')) continue;
         const char close = line[at] == '<' ? '>' : '"';
         const auto end = line.find(close, at + 1);
-        if (end != std::string::npos) out.push_back({line.substr(at + 1, end - at - 1), close == '>', number});
+        if (end != std::string::npos)
+            out.push_back({line.substr(at + 1, end - at - 1), close == '>', number});
     }
     return out;
 }
@@ -199,7 +205,8 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
         const auto room = room_of(relative);
         for (const auto& include : includes_of(read(file))) {
             const auto refuse = [&](const std::string& why) {
-                if (!why.empty()) faults.push_back(relative.string() + ":" + std::to_string(include.line) + ": " + why);
+                if (!why.empty())
+                    faults.push_back(relative.string() + ":" + std::to_string(include.line) + ": " + why);
             };
             if (begins(include.name, "nccl") && include.angle) nccl_files.insert(relative.string());
             if (include.angle) {
@@ -211,8 +218,9 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
                 if (target.empty() && fs::exists(base / include.name)) target = base / include.name;
             if (target.empty()) {  // "nccl.h" in quotes is a library's header all the same
                 const auto why = may_use(room, relative, include.name);
-                refuse(why.find("belongs to no room") == std::string::npos ? why
-                                                                           : "\"" + include.name + "\" is not in the tree");
+                refuse(why.find("belongs to no room") == std::string::npos
+                           ? why
+                           : "\"" + include.name + "\" is not in the tree");
                 continue;
             }
             const auto to = fs::relative(fs::weakly_canonical(target), fs::weakly_canonical(root));
@@ -222,11 +230,13 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
         }
     }
     if (nccl_files.size() > 1)
-        for (const auto& file : nccl_files) faults.push_back(file + ": NCCL belongs to one file, several include it");
+        for (const auto& file : nccl_files)
+            faults.push_back(file + ": NCCL belongs to one file, several include it");
     return faults;
 }
 
-/// Files that are one idea and say so: the arithmetic, whole and in one header, because host and device must share every line.
+/// Files that are one idea and say so: the arithmetic, whole and in one header, because host and device must
+/// share every line.
 const std::map<std::string, std::size_t> longer = {{"src/numerics.hpp", 600}};
 
 std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
@@ -243,11 +253,13 @@ std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
 
 std::vector<std::string> machine_paths(const fs::path& root) {
     // Written in two halves so that this file passes its own check.
-    const std::vector<std::string> roots = {std::string("/wo") + "rk/", std::string("/ho") + "me/", std::string("/ro") + "ot/",
-                                            std::string("/tmp/bu") + "ild", std::string("/Us") + "ers/"};
+    const std::vector<std::string> roots = {std::string("/wo") + "rk/", std::string("/ho") + "me/",
+                                            std::string("/ro") + "ot/", std::string("/tmp/bu") + "ild",
+                                            std::string("/Us") + "ers/"};
     std::vector<std::string> faults;
-    for (const auto& file : files_of(root, {"CMakeLists.txt", "README.md", "CHANGELOG.md", ".ci", ".clang-format",
-                                            ".clang-tidy", ".gitignore", "src", "mpi", "cuda", "jobs", "slurm", "tests"})) {
+    for (const auto& file :
+         files_of(root, {"CMakeLists.txt", "README.md", "CHANGELOG.md", ".ci", ".clang-format", ".clang-tidy",
+                         ".gitignore", "src", "mpi", "cuda", "jobs", "slurm", "tests"})) {
         std::istringstream lines(read(file));
         std::string line;
         for (std::size_t number = 1; std::getline(lines, line); ++number)
@@ -255,10 +267,11 @@ std::vector<std::string> machine_paths(const fs::path& root) {
                 const auto at = line.find(path);
                 // Inside a longer path or word it is relative; an absolute path starts a word.
                 if (at == std::string::npos) continue;
-                if (at > 0 &&
-                    (std::isalnum(static_cast<unsigned char>(line[at - 1])) || line[at - 1] == '}' || line[at - 1] == '.'))
+                if (at > 0 && (std::isalnum(static_cast<unsigned char>(line[at - 1])) ||
+                               line[at - 1] == '}' || line[at - 1] == '.'))
                     continue;
-                faults.push_back(fs::relative(file, root).string() + ":" + std::to_string(number) + ": names " + path);
+                faults.push_back(fs::relative(file, root).string() + ":" + std::to_string(number) +
+                                 ": names " + path);
             }
     }
     return faults;
@@ -270,22 +283,28 @@ std::vector<std::smatch> all_of(const std::string& text, const std::string& patt
     return {std::sregex_iterator(text.begin(), text.end(), expression), {}};
 }
 
-bool is_word_of(const std::string& text, const std::string& word) { return std::regex_search(text, std::regex("\\b" + word + "\\b")); }
+bool is_word_of(const std::string& text, const std::string& word) {
+    return std::regex_search(text, std::regex("\\b" + word + "\\b"));
+}
 
 std::string lower(std::string text) {
     for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     return text;
 }
 
-/// The table of failures names programs with their cases, scripts with words of theirs, and phases of the proof on GPUs.
+/// The table of failures names programs with their cases, scripts with words of theirs, and phases of the
+/// proof on GPUs.
 std::vector<std::string> missing_tests(const fs::path& root) {
     const fs::path tests = root / "tests";
-    const std::string phases = read(tests / "gpu/small_phases.sh") + read(tests / "gpu/fault_phases.sh") + read(tests / "gpu/full_steps.sh");
+    const std::string phases = read(tests / "gpu/small_phases.sh") + read(tests / "gpu/fault_phases.sh") +
+                               read(tests / "gpu/full_steps.sh");
     std::vector<std::string> faults;
     std::istringstream lines(read(tests / "reported_failures.md"));
     std::string line;
     for (std::size_t number = 1; std::getline(lines, line); ++number) {
-        const auto refuse = [&](const std::string& why) { faults.push_back("reported_failures.md:" + std::to_string(number) + ": " + why); };
+        const auto refuse = [&](const std::string& why) {
+            faults.push_back("reported_failures.md:" + std::to_string(number) + ": " + why);
+        };
         if (!begins(line, "| ") || begins(line, "| What goes wrong")) continue;
         const auto last = line.rfind(" | ");
         if (last == 0 || last == std::string::npos) {
@@ -298,21 +317,26 @@ std::vector<std::string> missing_tests(const fs::path& root) {
             any = true;
             const std::string source = read(tests / (m.str(1) + ".cpp")), cases = m.str(2);
             for (const auto& name : all_of(cases, "[a-z0-9_]+"))
-                if (!std::regex_search(source, std::regex("TEST_CASE\\(" + name.str() + "[,) ]"))) refuse(m.str(1) + " has no case " + name.str());
+                if (!std::regex_search(source, std::regex("TEST_CASE\\(" + name.str() + "[,) ]")))
+                    refuse(m.str(1) + " has no case " + name.str());
         }
         for (const auto& m : all_of(named, "\\b([a-z_]+\\.sh)(?:: ([^|;]*))?")) {
             any = true;
             if (m.str(1) == "run.sh" || m.str(1) == "mpirun.sh") continue;
-            const std::string script = lower(read(tests / m.str(1))), words = std::regex_replace(m.str(2), std::regex("\\([^)]*\\)|`"), "");
+            const std::string script = lower(read(tests / m.str(1))),
+                              words = std::regex_replace(m.str(2), std::regex("\\([^)]*\\)|`"), "");
             if (script.empty()) refuse("no script " + m.str(1));
-            if (m.str(1) != "reported_test.sh" && m.str(1) != "run_test.sh" && m.str(1) != "hosts_test.sh") continue;
+            if (m.str(1) != "reported_test.sh" && m.str(1) != "run_test.sh" && m.str(1) != "hosts_test.sh")
+                continue;
             for (const auto& part : all_of(words, "[^ ,][^,]*[^ ,]"))
-                if (script.find(lower(part.str())) == std::string::npos) refuse(m.str(1) + " does not say \"" + part.str() + "\"");
+                if (script.find(lower(part.str())) == std::string::npos)
+                    refuse(m.str(1) + " does not say \"" + part.str() + "\"");
         }
         for (const auto& m : all_of(named, "tests/gpu/run\\.sh: ([^|;]*)")) {
             const std::string words = m.str(1);
             for (const auto& part : all_of(words, "([a-z-]+)( \\([^)]*\\))?"))
-                if (!is_word_of(phases, (part.str(2) == " (full)" ? "full_" : "small_") + part.str(1))) refuse("no phase " + part.str());
+                if (!is_word_of(phases, (part.str(2) == " (full)" ? "full_" : "small_") + part.str(1)))
+                    refuse("no phase " + part.str());
         }
         if (!any) refuse("names no test");
     }
@@ -328,9 +352,11 @@ struct PlantedTree {
     PlantedTree() {
         char name[] = "/tmp/ftmpi-structure-XXXXXX";
         root = mkdtemp(name);
-        for (const char* header : {"error", "digest", "results", "config", "backend", "sampler", "model", "cpu_backend", "run"})
+        for (const char* header :
+             {"error", "digest", "results", "config", "backend", "sampler", "model", "cpu_backend", "run"})
             plant("src/" + std::string(header) + ".hpp", "#pragma once\n#include <vector>\n");
-        for (const char* header : {"cuda/handles.hpp", "cuda/stream.hpp", "mpi/session.hpp"}) plant(header, "#pragma once\n");
+        for (const char* header : {"cuda/handles.hpp", "cuda/stream.hpp", "mpi/session.hpp"})
+            plant(header, "#pragma once\n");
     }
     ~PlantedTree() { fs::remove_all(root); }
     void plant(const std::string& name, const std::string& content) const {
@@ -392,8 +418,10 @@ BOOST_AUTO_TEST_CASE(planted_faults_are_found) {
     }
     const std::pair<const char*, const char*> right[] = {
         {"src/results/io.cpp", "#include <hdf5.h>\n#include \"../digest.hpp\"\n"},
-        {"mpi/nccl_communicator.cpp", "#include <nccl.h>\n#include <cuda_runtime.h>\n#include \"../cuda/handles.hpp\"\n"},
-        {"src/run/x.cpp", "#include \"../model.hpp\"\n#include \"../../mpi/session.hpp\"\n#include \"../cpu_backend.hpp\"\n"},
+        {"mpi/nccl_communicator.cpp",
+         "#include <nccl.h>\n#include <cuda_runtime.h>\n#include \"../cuda/handles.hpp\"\n"},
+        {"src/run/x.cpp",
+         "#include \"../model.hpp\"\n#include \"../../mpi/session.hpp\"\n#include \"../cpu_backend.hpp\"\n"},
     };
     for (const auto& [file, content] : right) {
         tree.plant(file, content);
@@ -408,18 +436,21 @@ BOOST_AUTO_TEST_CASE(planted_faults_are_found) {
     tree.plant("cuda/long.cu", lines);
     BOOST_TEST(long_files(tree.root, 450).size() == 1u);
 
-    tree.plant("tests/good_test.cpp", "BOOST_AUTO_TEST_CASE(one) {}\nBOOST_FIXTURE_TEST_CASE(two, Folder) {}\n");
+    tree.plant("tests/good_test.cpp",
+               "BOOST_AUTO_TEST_CASE(one) {}\nBOOST_FIXTURE_TEST_CASE(two, Folder) {}\n");
     tree.plant("tests/run_test.sh", "# --- Context edges: 31\n");
     tree.plant("tests/gpu/small_phases.sh", "small_memory() {}\n");
     tree.plant("tests/gpu/full_steps.sh", "full_load() {}\n");
     const std::string row = "| a | b | ";
-    for (const std::string good : {"good_test: one, two; run_test.sh: context edges (32)", "tests/gpu/run.sh: memory (held), load (full)",
+    for (const std::string good : {"good_test: one, two; run_test.sh: context edges (32)",
+                                   "tests/gpu/run.sh: memory (held), load (full)",
                                    "impossible by design: no such thing", "needs two cards"}) {
         tree.plant("tests/reported_failures.md", row + good + " |\n");
         BOOST_TEST(missing_tests(tree.root).empty(), good);
     }
-    for (const std::string bad : {"good_test: one, three", "other_test: one", "run_test.sh: context ends", "other.sh", "tests/gpu/run.sh: load",
-                                  "tests/gpu/run.sh: memory (full)", "by hand"}) {
+    for (const std::string bad :
+         {"good_test: one, three", "other_test: one", "run_test.sh: context ends", "other.sh",
+          "tests/gpu/run.sh: load", "tests/gpu/run.sh: memory (full)", "by hand"}) {
         tree.plant("tests/reported_failures.md", row + bad + " |\n");
         BOOST_TEST(missing_tests(tree.root).size() == 1u, bad);
     }

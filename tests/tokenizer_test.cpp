@@ -1,4 +1,5 @@
-// Ids and text: the reference ids, added tokens, normalization, bytes that are not text, chat prompts, long runs.
+// Ids and text: the reference ids, added tokens, normalization, bytes that are not text, chat prompts, long
+// runs.
 #define BOOST_TEST_MODULE tokenizer
 #include "tokenizer.hpp"
 
@@ -24,8 +25,7 @@ using Ids = std::vector<std::int32_t>;
 using namespace std::string_literals;
 
 namespace boost::test_tools::tt_detail {
-template <>
-struct print_log_value<Ids> {
+template <> struct print_log_value<Ids> {
     void operator()(std::ostream& out, const Ids& ids) {
         for (const auto id : ids) out << id << ' ';
     }
@@ -44,8 +44,7 @@ std::string from_hex(std::string_view hex) {
     return bytes;
 }
 
-template <class List>
-Ids ids_in(const List& list) {
+template <class List> Ids ids_in(const List& list) {
     Ids ids;
     for (const std::int64_t id : list) ids.push_back(static_cast<std::int32_t>(id));
     return ids;
@@ -58,7 +57,9 @@ Ids bytes_of_text(const std::string& text) {
     return ids;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -99,8 +100,9 @@ BOOST_AUTO_TEST_CASE(prompt_ids) {
     BOOST_TEST(chats == 1u);
 }
 
-// The ids of the real vocabulary: run by tokenizer_real_test.sh with FTMPI_TOKENIZER naming the directory and, where it can
-// compute them, FTMPI_TOKENIZER_LINES naming a file of lines "HEX ID ID ..." made by another implementation.
+// The ids of the real vocabulary: run by tokenizer_real_test.sh with FTMPI_TOKENIZER naming the directory
+// and, where it can compute them, FTMPI_TOKENIZER_LINES naming a file of lines "HEX ID ID ..." made by
+// another implementation.
 BOOST_AUTO_TEST_CASE(real_vocabulary, *boost::unit_test::disabled()) {
     const char* const directory = std::getenv("FTMPI_TOKENIZER");
     BOOST_REQUIRE_MESSAGE(directory, "FTMPI_TOKENIZER is not set");
@@ -113,7 +115,8 @@ BOOST_AUTO_TEST_CASE(real_vocabulary, *boost::unit_test::disabled()) {
     const std::pair<std::string, Ids> probes[] = {
         {"สวัสดีครับ ผมชื่ออเล็กซ์", {34469, 168607, 153295, 173922, 153380, 22216, 151752, 172769}},
         {"你好，世界！今天是2026年8月13日 🎉",
-         {109266, 3709, 96748, 6115, 113128, 17, 15, 17, 21, 95859, 23, 96212, 16, 18, 95971, 10838, 236, 231}},
+         {109266, 3709, 96748, 6115, 113128, 17, 15, 17, 21, 95859, 23, 96212, 16, 18, 95971, 10838, 236,
+          231}},
         {"transformers", {4549, 382}},
         {"สวัสดี", {34469, 168607}},
         {"人工智能", {109015}},
@@ -182,7 +185,8 @@ BOOST_AUTO_TEST_CASE(merges_as_strings_give_the_same_ids) {
 
 BOOST_AUTO_TEST_CASE(tokens_with_a_space_need_merges_as_arrays) {
     TokenizerFile file;
-    file.add("a b", 260), file.add("a bc", 261);  // raw spaces are no byte-level symbols, so these stand for themselves
+    file.add("a b", 260),
+        file.add("a bc", 261);  // raw spaces are no byte-level symbols, so these stand for themselves
     file.merges += R"(, ["a b", "c"])";
     const auto tokenizer = file.load();
     BOOST_TEST(tokenizer.bytes(261) == "a bc");
@@ -195,7 +199,8 @@ BOOST_AUTO_TEST_CASE(added_tokens_leftmost_longest) {
     BOOST_TEST(tokenizer.encode("<a>") == (Ids{300}));
     BOOST_TEST(tokenizer.encode("<a><b>") == (Ids{301}));
     BOOST_TEST(tokenizer.encode("<a><b") == (Ids{300, '<', 'b'}));
-    BOOST_TEST(tokenizer.encode("<think>\n</think>") == (Ids{302, 10, '<', '/', 't', 'h', 'i', 'n', 'k', '>'}));
+    BOOST_TEST(tokenizer.encode("<think>\n</think>") ==
+               (Ids{302, 10, '<', '/', 't', 'h', 'i', 'n', 'k', '>'}));
     BOOST_TEST(tokenizer.encode("a<|im_end|>ab") == (Ids{97, 303, 256}));
     BOOST_TEST(tokenizer.encode("<a>", Tokenizer::Added::plain) == bytes_of_text("<a>"));
     BOOST_TEST(*tokenizer.id_of("<a>") == 300);
@@ -203,7 +208,8 @@ BOOST_AUTO_TEST_CASE(added_tokens_leftmost_longest) {
     BOOST_TEST(!tokenizer.is_special(302));
 
     TokenizerFile overlapping;
-    overlapping.added = added_token(300, "QX") + "," + added_token(301, "QY") + "," + added_token(302, "QYQX");
+    overlapping.added =
+        added_token(300, "QX") + "," + added_token(301, "QY") + "," + added_token(302, "QYQX");
     BOOST_TEST(overlapping.load().encode("QXQYQX") == (Ids{300, 302}));
     overlapping.added = added_token(88, "X") + "," + added_token(89, "Y") + "," + added_token(302, "YX");
     BOOST_TEST(overlapping.load().encode("XYX") == (Ids{88, 302}));
@@ -224,11 +230,11 @@ BOOST_AUTO_TEST_CASE(added_tokens_before_and_after_normalization) {
 BOOST_AUTO_TEST_CASE(normalization_form_c) {
     const auto tokenizer = TokenizerFile().load();
     const std::pair<std::string, std::string> cases[] = {
-        {"e\xCC\x81", "\xC3\xA9"},                                       // e, acute
-        {"\xE1\xBE\xBD", "\xE1\xBE\xBD"},                                // U+1FBD has only a compatibility decomposition
-        {"\xEF\xAC\x81", "\xEF\xAC\x81"},                                // so has the ligature fi
-        {"y\xC2\xB2", "y\xC2\xB2"},                                      // and superscript two
-        {"\xE2\x84\xAB", "\xC3\x85"},                                    // the angstrom sign is a letter
+        {"e\xCC\x81", "\xC3\xA9"},         // e, acute
+        {"\xE1\xBE\xBD", "\xE1\xBE\xBD"},  // U+1FBD has only a compatibility decomposition
+        {"\xEF\xAC\x81", "\xEF\xAC\x81"},  // so has the ligature fi
+        {"y\xC2\xB2", "y\xC2\xB2"},        // and superscript two
+        {"\xE2\x84\xAB", "\xC3\x85"},      // the angstrom sign is a letter
         {"\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "\xEA\xB0\x81"},        // Hangul jamo
         {"q\xCC\x87\xCC\xA3", "q\xCC\xA3\xCC\x87"},                      // two marks in order
         {"1\xCC\x81\xC3\xA9 e\xCC\x81z", "1\xCC\x81\xC3\xA9 \xC3\xA9z"}  // text around them
@@ -260,7 +266,8 @@ BOOST_AUTO_TEST_CASE(the_file_decides_the_pattern) {
 
 BOOST_AUTO_TEST_CASE(white_space_alone_is_text) {
     const auto tokenizer = TokenizerFile().load();
-    for (const auto& text : {" "s, "\t\n"s, "\xC2\xA0"s, "\xE2\x80\x8B"s, kFEFF, kFEFF + "z", "z\0y"s, "\r\n"s, "z\\ny"s}) {
+    for (const auto& text :
+         {" "s, "\t\n"s, "\xC2\xA0"s, "\xE2\x80\x8B"s, kFEFF, kFEFF + "z", "z\0y"s, "\r\n"s, "z\\ny"s}) {
         BOOST_TEST(tokenizer.encode(text) == bytes_of_text(text));
     }
 }
@@ -271,16 +278,17 @@ BOOST_AUTO_TEST_SUITE(bytes_that_are_not_text)
 
 BOOST_AUTO_TEST_CASE(are_refused_with_their_place) {
     const auto tokenizer = TokenizerFile().load();
-    const std::pair<std::string, std::string> cases[] = {{"\xFF", "not a UTF-8 byte"},
-                                                         {"\xC3\x28", "lead byte without its continuation bytes"},
-                                                         {"\xE2\x82", "truncated"},
-                                                         {"\xED\xA0\x80", "surrogate"},
-                                                         {"\xF5\x80\x80\x80", "above U+10FFFF"},
-                                                         {"\xF4\x90\x80\x80", "above U+10FFFF"},
-                                                         {"\xC0\xAF", "overlong"},
-                                                         {"\xE0\x80\x80", "overlong"},
-                                                         {"\xF0\x8F\xBF\xBF", "overlong"},
-                                                         {"\x80", "continuation byte without a lead byte"}};
+    const std::pair<std::string, std::string> cases[] = {
+        {"\xFF", "not a UTF-8 byte"},
+        {"\xC3\x28", "lead byte without its continuation bytes"},
+        {"\xE2\x82", "truncated"},
+        {"\xED\xA0\x80", "surrogate"},
+        {"\xF5\x80\x80\x80", "above U+10FFFF"},
+        {"\xF4\x90\x80\x80", "above U+10FFFF"},
+        {"\xC0\xAF", "overlong"},
+        {"\xE0\x80\x80", "overlong"},
+        {"\xF0\x8F\xBF\xBF", "overlong"},
+        {"\x80", "continuation byte without a lead byte"}};
     for (const auto& [bytes, fault] : cases) {
         for (const auto& before : {""s, "plain text "s, "\xE2\x82\xAC"s}) {
             std::string what;
@@ -288,7 +296,8 @@ BOOST_AUTO_TEST_CASE(are_refused_with_their_place) {
             BOOST_TEST(what == fault);
             const auto text = before + bytes;
             const auto message = refusal(Exit::bad_input, [&] { tokenizer.encode(text); });
-            BOOST_TEST(contains(message, "invalid UTF-8 (" + fault + ") at byte " + std::to_string(before.size())));
+            BOOST_TEST(
+                contains(message, "invalid UTF-8 (" + fault + ") at byte " + std::to_string(before.size())));
         }
     }
     for (const auto& text : {""s, "a\0b"s, kFEFF + "a", "\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"s}) {
@@ -315,8 +324,8 @@ BOOST_AUTO_TEST_CASE(in_the_output_become_replacement_characters) {
 
 BOOST_AUTO_TEST_CASE(a_stream_is_valid_at_every_moment) {
     std::mt19937 random(1);
-    const std::string parts[] = {"a",    "é",       "€", "😊", "\xF0\x9F", "\xE2\x82", "\xFF", "\x80", "\xED\xA0\x80",
-                                 "\xC0", "\xF4\x90"};
+    const std::string parts[] = {
+        "a", "é", "€", "😊", "\xF0\x9F", "\xE2\x82", "\xFF", "\x80", "\xED\xA0\x80", "\xC0", "\xF4\x90"};
     for (int round = 0; round < 2000; ++round) {
         std::string bytes;
         for (int i = 0; i < 12; ++i) bytes += parts[random() % std::size(parts)];
@@ -377,7 +386,8 @@ BOOST_AUTO_TEST_CASE(no_text_has_fewer_tokens_than_its_length_says) {
     const auto tokenizer = Tokenizer::load(kTiny);
     std::size_t longest = 0;
     std::string joined;
-    for (std::int32_t id = 0; id < tokenizer.end(); ++id) longest = std::max(longest, tokenizer.bytes(id).size());
+    for (std::int32_t id = 0; id < tokenizer.end(); ++id)
+        longest = std::max(longest, tokenizer.bytes(id).size());
     for (std::int32_t id = 0; id < tokenizer.end(); ++id)
         if (tokenizer.bytes(id).size() == longest)
             for (int i = 0; i < 100; ++i) joined += tokenizer.bytes(id);
@@ -386,37 +396,43 @@ BOOST_AUTO_TEST_CASE(no_text_has_fewer_tokens_than_its_length_says) {
     BOOST_TEST(tokenizer.least_tokens(4 * longest) == 1);
     BOOST_TEST(tokenizer.least_tokens(4 * longest + 1) == 2);
     for (const std::string& text : {joined, std::string(5000, ' '), std::string(5000, 'a'), std::string("x")})
-        BOOST_TEST(tokenizer.least_tokens(text.size()) <= static_cast<std::int64_t>(tokenizer.encode(text).size()));
+        BOOST_TEST(tokenizer.least_tokens(text.size()) <=
+                   static_cast<std::int64_t>(tokenizer.encode(text).size()));
     BOOST_TEST(TokenizerFile().load().least_tokens(1000) <= 1000);
 }
 
-// Form C makes no text shorter than a quarter: over all characters, and whatever characters a result was made of.
+// Form C makes no text shorter than a quarter: over all characters, and whatever characters a result was made
+// of.
 BOOST_AUTO_TEST_CASE(normalization_shortens_to_a_quarter_at_most) {
     const auto bytes_of = [](std::int32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; };
     constexpr std::int32_t end = 0x110000;
     const auto decomposed = [](std::int32_t c) {
         utf8proc_int32_t parts[8];
         int boundary = 0;
-        const auto n = utf8proc_decompose_char(c, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
+        const auto n = utf8proc_decompose_char(
+            c, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
         return std::vector<std::int32_t>(parts, parts + std::clamp<utf8proc_ssize_t>(n, 0, 8));
     };
     // The longest character that means the same as one that is not decomposed further.
     std::vector<int> longest(end, 0);
     for (std::int32_t c = 0; c < end; ++c)
-        if (const auto parts = decomposed(c); parts.size() == 1) longest[parts[0]] = std::max(longest[parts[0]], bytes_of(c));
+        if (const auto parts = decomposed(c); parts.size() == 1)
+            longest[parts[0]] = std::max(longest[parts[0]], bytes_of(c));
     int worst = 0;
     for (std::int32_t c = 0; c < end; ++c) {
         if (c >= 0xD800 && c < 0xE000) continue;
         int sum = 0;
         for (const auto part : decomposed(c)) sum += longest[part];
-        if (decomposed(c).size() > 1) BOOST_REQUIRE(bytes_of(c) <= sum);  // so the parts' sum bounds every spelling
+        if (decomposed(c).size() > 1)
+            BOOST_REQUIRE(bytes_of(c) <= sum);  // so the parts' sum bounds every spelling
         std::string one, composed;
         append_character(one, static_cast<char32_t>(c));
         auto* const nfc = utf8proc_NFC(reinterpret_cast<const utf8proc_uint8_t*>(one.c_str()));
         composed = nfc ? reinterpret_cast<const char*>(nfc) : "";
         std::free(nfc);
         if (composed != one) continue;  // no result of form C
-        BOOST_REQUIRE_MESSAGE(sum <= 4 * bytes_of(c), "U+" << std::hex << c << " may be spelled with " << std::dec << sum << " bytes");
+        BOOST_REQUIRE_MESSAGE(sum <= 4 * bytes_of(c), "U+" << std::hex << c << " may be spelled with "
+                                                           << std::dec << sum << " bytes");
         worst = std::max(worst, 2 * sum / bytes_of(c));
     }
     BOOST_TEST(worst == 7);  // U+0390 of U+1FBE, U+0308 and U+0301: two bytes of seven

@@ -36,7 +36,8 @@ const Place far_a{"a", "cuda", "GPU-0", false}, far_b{"b", "cuda", "GPU-0", fals
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(automatic_takes_the_nearest_and_ends_with_mpi) {
-    BOOST_TEST((order(Transport::automatic, {a0, a1}) == Order{Transport::peer, Transport::pinned, Transport::mpi}));
+    BOOST_TEST(
+        (order(Transport::automatic, {a0, a1}) == Order{Transport::peer, Transport::pinned, Transport::mpi}));
     BOOST_TEST((order(Transport::automatic, {far_a, far_b}) == Order{Transport::nccl, Transport::mpi}));
     BOOST_TEST((order(Transport::automatic, {cpu, cpu}) == Order{Transport::mpi}));
     BOOST_TEST((order(Transport::automatic, {a0, cpu}) == Order{Transport::mpi}));
@@ -44,8 +45,8 @@ BOOST_AUTO_TEST_CASE(automatic_takes_the_nearest_and_ends_with_mpi) {
 
 BOOST_AUTO_TEST_CASE(ranks_that_share_a_gpu_do_not_spin_on_it) {
     BOOST_TEST((order(Transport::automatic, {a0, a1, a0}) == Order{Transport::mpi}));
-    BOOST_TEST(candidates(Transport::automatic, {a0, a1, a0})[0].reason.find("ranks 0 and 2 share the GPU GPU-0") !=
-               std::string::npos);
+    BOOST_TEST(candidates(Transport::automatic, {a0, a1, a0})[0].reason.find(
+                   "ranks 0 and 2 share the GPU GPU-0") != std::string::npos);
     refused(Transport::nccl, {a0, a0}, "ranks 0 and 1 share the GPU GPU-0");
     // Asked for, it is slow but it works.
     BOOST_TEST((order(Transport::pinned, {a0, a0}) == Order{Transport::pinned}));
@@ -57,8 +58,10 @@ BOOST_AUTO_TEST_CASE(what_is_asked_for_is_the_only_one) {
     for (const auto wanted : {Transport::peer, Transport::pinned, Transport::nccl, Transport::mpi})
         BOOST_TEST((order(wanted, {a0, a1}) == Order{wanted}));
     BOOST_TEST((order(Transport::mpi, {cpu, a1}) == Order{Transport::mpi}));
-    for (const auto wanted : {Transport::peer, Transport::pinned, Transport::nccl}) refused(wanted, {cpu, cpu}, "CUDA backend");
-    for (const auto wanted : {Transport::peer, Transport::pinned}) refused(wanted, {far_a, far_b}, "several hosts");
+    for (const auto wanted : {Transport::peer, Transport::pinned, Transport::nccl})
+        refused(wanted, {cpu, cpu}, "CUDA backend");
+    for (const auto wanted : {Transport::peer, Transport::pinned})
+        refused(wanted, {far_a, far_b}, "several hosts");
 }
 
 BOOST_AUTO_TEST_CASE(pieces_must_tile_the_width) {
@@ -73,8 +76,9 @@ BOOST_AUTO_TEST_CASE(pieces_must_tile_the_width) {
     BOOST_TEST(check(good, 3) == 14u);
     BOOST_TEST(check(good, 3, 0) == 0u);
     for (const auto& wrong : {hole, outside})
-        BOOST_CHECK_EXCEPTION(check(wrong, 3), Error,
-                              [](const Error& e) { return std::string(e.what()).find("'heads'") != std::string::npos; });
+        BOOST_CHECK_EXCEPTION(check(wrong, 3), Error, [](const Error& e) {
+            return std::string(e.what()).find("'heads'") != std::string::npos;
+        });
     BOOST_CHECK_THROW(check(good, 2), Error);
     BOOST_CHECK_THROW(check(good, 3, -1), Error);
 }

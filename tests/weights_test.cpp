@@ -58,13 +58,18 @@ std::string refusal(const TinySpec& spec, const Edit& edit, bool before_loading 
     return "";
 }
 
-void check_refused(const TinySpec& spec, const Edit& edit, std::initializer_list<const char*> words, bool before_loading = true) {
+void check_refused(const TinySpec& spec, const Edit& edit, std::initializer_list<const char*> words,
+                   bool before_loading = true) {
     const std::string message = refusal(spec, edit, before_loading);
     BOOST_TEST(!message.empty(), "nothing was refused");
-    for (const char* w : words) BOOST_TEST(message.find(w) != std::string::npos, "\"" << message << "\" does not say \"" << w << "\"");
+    for (const char* w : words)
+        BOOST_TEST(message.find(w) != std::string::npos,
+                   "\"" << message << "\" does not say \"" << w << "\"");
 }
 
-void rename(std::vector<StoredTensor>& tensors, const std::string& from, const std::string& to) { tensor_named(tensors, from).name = to; }
+void rename(std::vector<StoredTensor>& tensors, const std::string& from, const std::string& to) {
+    tensor_named(tensors, from).name = to;
+}
 
 TinySpec layout(Layout l) {
     TinySpec s;
@@ -109,8 +114,12 @@ BOOST_AUTO_TEST_CASE(the_same_model_in_two_forms_gives_the_same_bits) {
     const Bits packed = logits(fp4);
     Bits unpacked = logits(fp4, [](auto& tensors) {
         for (auto& t : tensors) {
-            auto ends = [&](const std::string& suffix) { return t.name.size() > suffix.size() && t.name.ends_with(suffix); };
-            auto cut = [&](const std::string& suffix, const std::string& with) { t.name = t.name.substr(0, t.name.size() - suffix.size()) + with; };
+            auto ends = [&](const std::string& suffix) {
+                return t.name.size() > suffix.size() && t.name.ends_with(suffix);
+            };
+            auto cut = [&](const std::string& suffix, const std::string& with) {
+                t.name = t.name.substr(0, t.name.size() - suffix.size()) + with;
+            };
             if (ends(".weight_packed")) cut(".weight_packed", ".weight");
             if (ends(".weight_global_scale")) {
                 float v;
@@ -125,64 +134,106 @@ BOOST_AUTO_TEST_CASE(the_same_model_in_two_forms_gives_the_same_bits) {
 }
 
 BOOST_AUTO_TEST_CASE(missing_renamed_and_extra_tensors_are_named) {
-    const TinySpec nv = layout(Layout::modelopt_nvfp4), bf = layout(Layout::bf16_per_expert), f8 = layout(Layout::fp8_block);
-    check_refused(bf, [](auto& t) { rename(t, kLayer0 + "linear_attn.in_proj_qkv.weight", kLayer0 + "linear_attn.in_proj_qkvz.weight"); },
-                  {"missing tensor", "layers.0.linear_attn.in_proj_qkv.weight", "unknown tensor", "in_proj_qkvz"});
-    check_refused(bf, [](auto& t) { remove_tensor(t, kLayer0 + "linear_attn.dt_bias"); }, {"missing", "dt_bias"});
-    check_refused(bf, [](auto& t) { remove_tensor(t, kLayer0 + "mlp.experts.3.gate_proj.weight"); }, {"missing", "experts.3.gate_proj"});
-    check_refused(bf, [](auto& t) {
-        auto extra = tensor_named(t, kLayer0 + "mlp.experts.3.up_proj.weight");
-        extra.name = kLayer0 + "mlp.experts.4.up_proj.weight";
-        t.push_back(extra);
-    }, {"unknown", "experts.4.up_proj"});
-    check_refused(bf, [](auto& t) { rename(t, "model.language_model.layers.2.linear_attn.A_log", "model.layers.2.linear_attn.A_log"); },
+    const TinySpec nv = layout(Layout::modelopt_nvfp4), bf = layout(Layout::bf16_per_expert),
+                   f8 = layout(Layout::fp8_block);
+    check_refused(
+        bf,
+        [](auto& t) {
+            rename(t, kLayer0 + "linear_attn.in_proj_qkv.weight",
+                   kLayer0 + "linear_attn.in_proj_qkvz.weight");
+        },
+        {"missing tensor", "layers.0.linear_attn.in_proj_qkv.weight", "unknown tensor", "in_proj_qkvz"});
+    check_refused(bf, [](auto& t) { remove_tensor(t, kLayer0 + "linear_attn.dt_bias"); },
+                  {"missing", "dt_bias"});
+    check_refused(bf, [](auto& t) { remove_tensor(t, kLayer0 + "mlp.experts.3.gate_proj.weight"); },
+                  {"missing", "experts.3.gate_proj"});
+    check_refused(bf,
+                  [](auto& t) {
+                      auto extra = tensor_named(t, kLayer0 + "mlp.experts.3.up_proj.weight");
+                      extra.name = kLayer0 + "mlp.experts.4.up_proj.weight";
+                      t.push_back(extra);
+                  },
+                  {"unknown", "experts.4.up_proj"});
+    check_refused(bf,
+                  [](auto& t) {
+                      rename(t, "model.language_model.layers.2.linear_attn.A_log",
+                             "model.layers.2.linear_attn.A_log");
+                  },
                   {"model.language_model.", "model.layers.2", "prefixes"});
-    check_refused(nv, [](auto& t) { remove_tensor(t, kLayer0 + "mlp.experts.1.up_proj.weight_scale_2"); }, {"missing", "experts.1.up_proj.weight_scale_2"});
-    check_refused(f8, [](auto& t) { remove_tensor(t, kLayer0 + "linear_attn.in_proj_z.weight_scale_inv"); }, {"missing", "in_proj_z.weight_scale"});
-    check_refused(f8, [](auto& t) {
-        auto copy = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight_scale_inv");
-        copy.name = kLayer0 + "linear_attn.in_proj_z.weight_scale";
-        t.push_back(copy);
-    }, {"both weight_scale_inv and weight_scale"});
-    check_refused(bf, [](auto& t) { remove_tensor(t, "lm_head.weight"); }, {"tie_word_embeddings is false", "lm_head.weight"});
+    check_refused(nv, [](auto& t) { remove_tensor(t, kLayer0 + "mlp.experts.1.up_proj.weight_scale_2"); },
+                  {"missing", "experts.1.up_proj.weight_scale_2"});
+    check_refused(f8, [](auto& t) { remove_tensor(t, kLayer0 + "linear_attn.in_proj_z.weight_scale_inv"); },
+                  {"missing", "in_proj_z.weight_scale"});
+    check_refused(f8,
+                  [](auto& t) {
+                      auto copy = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight_scale_inv");
+                      copy.name = kLayer0 + "linear_attn.in_proj_z.weight_scale";
+                      t.push_back(copy);
+                  },
+                  {"both weight_scale_inv and weight_scale"});
+    check_refused(bf, [](auto& t) { remove_tensor(t, "lm_head.weight"); },
+                  {"tie_word_embeddings is false", "lm_head.weight"});
 }
 
 BOOST_AUTO_TEST_CASE(both_names_of_a_block_scale_mean_the_same) {
     TinySpec s = TinySpec::wide();
     const Bits want = logits(s);
     BOOST_TEST((logits(s, [](auto& tensors) {
-        for (auto& t : tensors)
-            if (t.name.ends_with("weight_scale_inv")) t.name.resize(t.name.size() - 4);
-    }) == want));
+                    for (auto& t : tensors)
+                        if (t.name.ends_with("weight_scale_inv")) t.name.resize(t.name.size() - 4);
+                }) == want));
 }
 
 BOOST_AUTO_TEST_CASE(shapes_and_types_are_checked) {
     const TinySpec nv = layout(Layout::modelopt_nvfp4), bf = layout(Layout::bf16_per_expert);
-    check_refused(bf, [](auto& t) {
-        auto& m = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight");
-        std::swap(m.shape[0], m.shape[1]);
-    }, {"in_proj_z", "expected shape"});
-    check_refused(nv, [](auto& t) { tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight").dtype = "I8"; }, {"experts.0.gate_proj.weight", "expected BF16, F8_E4M3 or U8"});
-    check_refused(nv, [](auto& t) {
-        auto& m = tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight_scale");
-        m.shape[1] += 1;
-        m.bytes.resize(m.bytes.size() + static_cast<std::size_t>(m.shape[0]));
-    }, {"experts.0.gate_proj.weight_scale", "one scale per 16 columns"});
-    check_refused(bf, [](auto& t) {
-        auto& m = tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight");
-        m.dtype = "F16";
-    }, {"experts.0.gate_proj.weight", "F16"});
+    check_refused(bf,
+                  [](auto& t) {
+                      auto& m = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight");
+                      std::swap(m.shape[0], m.shape[1]);
+                  },
+                  {"in_proj_z", "expected shape"});
+    check_refused(nv,
+                  [](auto& t) { tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight").dtype = "I8"; },
+                  {"experts.0.gate_proj.weight", "expected BF16, F8_E4M3 or U8"});
+    check_refused(nv,
+                  [](auto& t) {
+                      auto& m = tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight_scale");
+                      m.shape[1] += 1;
+                      m.bytes.resize(m.bytes.size() + static_cast<std::size_t>(m.shape[0]));
+                  },
+                  {"experts.0.gate_proj.weight_scale", "one scale per 16 columns"});
+    check_refused(bf,
+                  [](auto& t) {
+                      auto& m = tensor_named(t, kLayer0 + "mlp.experts.0.gate_proj.weight");
+                      m.dtype = "F16";
+                  },
+                  {"experts.0.gate_proj.weight", "F16"});
 }
 
 BOOST_AUTO_TEST_CASE(scales_that_are_no_scales_are_refused) {
     const TinySpec nv = layout(Layout::modelopt_nvfp4), ct = layout(Layout::compressed_nvfp4);
     for (float bad : {0.0f, -1.0f, std::nanf(""), INFINITY}) {
-        check_refused(nv, [&](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_scale_2"), bad); }, {"experts.0.up_proj.weight_scale_2"});
-        check_refused(ct, [&](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_global_scale"), bad); }, {"experts.0.up_proj.weight_global_scale"});
+        check_refused(nv,
+                      [&](auto& t) {
+                          put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_scale_2"), bad);
+                      },
+                      {"experts.0.up_proj.weight_scale_2"});
+        check_refused(ct,
+                      [&](auto& t) {
+                          put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_global_scale"),
+                                    bad);
+                      },
+                      {"experts.0.up_proj.weight_global_scale"});
     }
-    check_refused(ct, [](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_global_scale"), 1e-45f); }, {"reciprocal"});
+    check_refused(ct,
+                  [](auto& t) {
+                      put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_global_scale"),
+                                1e-45f);
+                  },
+                  {"reciprocal"});
 
-    // One NaN block scale: refused when its codes are not all zero, harmless (and equal to any scale) when they are.
+    // One NaN block scale: refused when its codes are not all zero, harmless (and equal to any scale) when
+    // they are.
     const std::string codes = kLayer0 + "mlp.experts.1.up_proj.weight", scales = codes + "_scale";
     auto set = [&](std::uint8_t scale, bool zero) {
         return [=](std::vector<StoredTensor>& t) {
@@ -193,19 +244,28 @@ BOOST_AUTO_TEST_CASE(scales_that_are_no_scales_are_refused) {
     check_refused(nv, set(0x7f, false), {"experts.1.up_proj"}, false);
     check_refused(nv, set(0xb8, false), {"experts.1.up_proj"}, false);
     BOOST_TEST((logits(nv, set(0x7f, true)) == logits(nv, set(0x7e, true))));
-    check_refused(nv, [](auto& t) { tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight").bytes[5] = 0x7f; }, {"in_proj_z"}, false);
-    check_refused(layout(Layout::bf16_fused), [](auto& t) {
-        auto& m = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight").bytes;
-        m[0] = 0xc0;  // 0x7fc0: a NaN
-        m[1] = 0x7f;
-    }, {"in_proj_z"}, false);
+    check_refused(
+        nv, [](auto& t) { tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight").bytes[5] = 0x7f; },
+        {"in_proj_z"}, false);
+    check_refused(
+        layout(Layout::bf16_fused),
+        [](auto& t) {
+            auto& m = tensor_named(t, kLayer0 + "linear_attn.in_proj_z.weight").bytes;
+            m[0] = 0xc0;  // 0x7fc0: a NaN
+            m[1] = 0x7f;
+        },
+        {"in_proj_z"}, false);
 }
 
 BOOST_AUTO_TEST_CASE(activation_scales_do_not_matter) {
     const TinySpec nv = layout(Layout::modelopt_nvfp4);
     const Bits want = logits(nv);
-    BOOST_TEST((logits(nv, [](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.2.up_proj.input_scale"), INFINITY); }) == want));
-    BOOST_TEST((logits(nv, [](auto& t) { remove_tensor(t, kLayer0 + "mlp.experts.2.up_proj.input_scale"); }) == want));
+    BOOST_TEST((logits(nv, [](auto& t) {
+                    put_float(tensor_named(t, kLayer0 + "mlp.experts.2.up_proj.input_scale"), INFINITY);
+                }) == want));
+    BOOST_TEST((logits(nv, [](auto& t) {
+                    remove_tensor(t, kLayer0 + "mlp.experts.2.up_proj.input_scale");
+                }) == want));
 }
 
 BOOST_AUTO_TEST_CASE(gate_and_up_keep_their_own_scales) {
@@ -213,7 +273,8 @@ BOOST_AUTO_TEST_CASE(gate_and_up_keep_their_own_scales) {
     s.gate_up_share_scale = false;
     const Bits want = logits(s);
     BOOST_TEST((logits(s, {}, {.ranks = 2, .shares = {1, 3}}) == want));
-    // Doubling a global scale and halving every block scale of that matrix is the same matrix, unless the other one takes part in it.
+    // Doubling a global scale and halving every block scale of that matrix is the same matrix, unless the
+    // other one takes part in it.
     for (const std::string half : {"gate_proj", "up_proj"}) {
         const auto rescaled = [&](std::vector<StoredTensor>& t) {
             for (int expert = 0; expert < 4; ++expert) {
@@ -231,7 +292,9 @@ BOOST_AUTO_TEST_CASE(gate_and_up_keep_their_own_scales) {
         BOOST_TEST((logits(s, rescaled) == want), half);
         BOOST_TEST((logits(s, rescaled, {.ranks = 2, .shares = {1, 3}}) == want), half << " on two ranks");
     }
-    BOOST_TEST((logits(s, [](auto& t) { put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_scale_2"), 0.25f); }) != want));
+    BOOST_TEST((logits(s, [](auto& t) {
+                    put_float(tensor_named(t, kLayer0 + "mlp.experts.0.up_proj.weight_scale_2"), 0.25f);
+                }) != want));
 }
 
 BOOST_AUTO_TEST_CASE(tied_embeddings) {
@@ -260,7 +323,8 @@ BOOST_AUTO_TEST_CASE(vectors_in_fp32_or_bf16) {
 }
 
 BOOST_AUTO_TEST_CASE(routed_and_shared_experts_may_differ_in_format) {
-    for (auto [routed, shared] : {std::pair{Layout::modelopt_nvfp4, false}, {Layout::bf16_per_expert, true}}) {
+    for (auto [routed, shared] :
+         {std::pair{Layout::modelopt_nvfp4, false}, {Layout::bf16_per_expert, true}}) {
         TinySpec s = layout(routed);
         s.shared_storage = shared ? Storage::nvfp4_modelopt : Storage::bf16;
         const Bits one = logits(s);
@@ -269,12 +333,13 @@ BOOST_AUTO_TEST_CASE(routed_and_shared_experts_may_differ_in_format) {
 }
 
 BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
-    for (const auto& model : {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8"})
+    for (const auto& model :
+         {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8"})
         for (const auto& shares : std::vector<std::vector<double>>{{1}, {1, 1}, {3, 1}, {1, 0}, {2, 1, 1}}) {
             Fleet fleet(model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
             const Inventory& inventory = fleet.inventory();
-            // Rows held twice because a key/value group is split between ranks, scale rows of a block row cut in two, and an
-            // output projection given whole to every rank: the plan's replication.
+            // Rows held twice because a key/value group is split between ranks, scale rows of a block row cut
+            // in two, and an output projection given whole to every rank: the plan's replication.
             std::uint64_t twice = 0, cut = 0;
             auto add = [&](const StoredMatrix& m, const std::vector<Range>& ranges) {
                 std::uint64_t held = 0;
@@ -315,21 +380,26 @@ BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
                 cut += fleet.weights(static_cast<int>(r)).read().cut;
                 replicated = std::max(replicated, fleet.weights(static_cast<int>(r)).read().replicated);
             }
-            const std::uint64_t table = inventory.embedding().bytes({0, inventory.embedding().rows});  // looked up row by row
-            BOOST_TEST(cut - twice + replicated + table == inventory.text_bytes(), model << " at " << shares.size() << " ranks");
+            const std::uint64_t table =
+                inventory.embedding().bytes({0, inventory.embedding().rows});  // looked up row by row
+            BOOST_TEST(cut - twice + replicated + table == inventory.text_bytes(),
+                       model << " at " << shares.size() << " ranks");
         }
 }
 
 BOOST_AUTO_TEST_CASE(the_published_checkpoints_are_accepted_name_by_name) {
-    // Text tensors: all but vision and MTP; the NVFP4 one also has 30,971 activation scales of 4 bytes that are not used.
-    for (const auto& [kind, text, unused] : {std::tuple{RealCheckpoint::nvfp4, std::uint64_t{20825156824}, std::uint64_t{4 * 30971}},
-                                            {RealCheckpoint::bf16, std::uint64_t{69321221376}, std::uint64_t{0}},
-                                            {RealCheckpoint::fp8, std::uint64_t{35707978496}, std::uint64_t{0}}}) {
+    // Text tensors: all but vision and MTP; the NVFP4 one also has 30,971 activation scales of 4 bytes that
+    // are not used.
+    for (const auto& [kind, text, unused] :
+         {std::tuple{RealCheckpoint::nvfp4, std::uint64_t{20825156824}, std::uint64_t{4 * 30971}},
+          {RealCheckpoint::bf16, std::uint64_t{69321221376}, std::uint64_t{0}},
+          {RealCheckpoint::fp8, std::uint64_t{35707978496}, std::uint64_t{0}}}) {
         TemporaryDirectory d;
         write_sparse_checkpoint(d.path(), real_inventory(kind), 3);
         write_file(d / "config.json", real_config_json(kind));
         write_file(d / "generation_config.json", real_generation_config_json());
-        if (const auto hf = real_hf_quant_config_json(kind); !hf.empty()) write_file(d / "hf_quant_config.json", hf);
+        if (const auto hf = real_hf_quant_config_json(kind); !hf.empty())
+            write_file(d / "hf_quant_config.json", hf);
         const Checkpoint checkpoint = Checkpoint::open(d.path());
         const ModelConfig config = load_config(d.path());
         const Inventory inventory(checkpoint, config);
@@ -339,8 +409,9 @@ BOOST_AUTO_TEST_CASE(the_published_checkpoints_are_accepted_name_by_name) {
         const ModelSizes sizes = inventory.sizes();
         BOOST_TEST((sizes.layers[3].kind == LayerKind::attention));
         BOOST_TEST((sizes.head.format == (kind == RealCheckpoint::nvfp4 ? Format::nvfp4 : Format::bf16)));
-        BOOST_TEST((sizes.layers[0].in_qkv.format ==
-                    (kind == RealCheckpoint::nvfp4 ? Format::fp8_row : kind == RealCheckpoint::fp8 ? Format::fp8_block : Format::bf16)));
+        BOOST_TEST((sizes.layers[0].in_qkv.format == (kind == RealCheckpoint::nvfp4 ? Format::fp8_row
+                                                      : kind == RealCheckpoint::fp8 ? Format::fp8_block
+                                                                                    : Format::bf16)));
     }
 }
 
@@ -353,7 +424,8 @@ BOOST_AUTO_TEST_CASE(a_config_that_asks_for_millions_of_tensors_is_refused_at_on
         config = std::regex_replace(config, std::regex(pattern), text);
     };
     std::string kinds;
-    for (int i = 0; i < 4096; ++i) kinds += std::string(i ? "," : "") + (i % 4 == 3 ? "\"full_attention\"" : "\"linear_attention\"");
+    for (int i = 0; i < 4096; ++i)
+        kinds += std::string(i ? "," : "") + (i % 4 == 3 ? "\"full_attention\"" : "\"linear_attention\"");
     set(R"("layer_types": \[[^\]]*\])", "\"layer_types\": [" + kinds + "]");
     set(R"("num_hidden_layers": \d+)", "\"num_hidden_layers\": 4096");
     set(R"("num_experts": \d+)", "\"num_experts\": 16384");

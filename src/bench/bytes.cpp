@@ -5,10 +5,11 @@
 namespace ftmpi {
 
 std::vector<std::pair<std::string_view, double>> StepBytes::groups() const {
-    return {
-        {"delta_net", delta_net},   {"attention", attention}, {"experts", experts},     {"shared_expert", shared_expert},
-        {"replicated", replicated}, {"head", head},           {"embedding", embedding}, {"recurrent_state", recurrent_state},
-        {"kv_cache", kv_cache}};
+    return {{"delta_net", delta_net},   {"attention", attention},
+            {"experts", experts},       {"shared_expert", shared_expert},
+            {"replicated", replicated}, {"head", head},
+            {"embedding", embedding},   {"recurrent_state", recurrent_state},
+            {"kv_cache", kv_cache}};
 }
 
 StepBytes step_bytes(const ModelConfig& config, const ShardPlan& plan, int rank, int batch, double position) {

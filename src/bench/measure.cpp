@@ -9,7 +9,9 @@
 namespace ftmpi {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -34,9 +36,12 @@ RunTimes StepClock::times(std::int64_t decode) const {
     const auto first = std::find_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
     const auto steps = std::count_if(ticks_.begin(), ticks_.end(), [](const Tick& t) { return t.decodes; });
     if (steps <= decode || first - ticks_.begin() < 2 || first + steps != ticks_.end())
-        throw Error(Exit::failure, "a measured run had " + counted(static_cast<std::uint64_t>(steps), "decode step") + " after " +
-                                       counted(static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(first - ticks_.begin() - 1, 0)), "prompt") +
-                                       ", where " + std::to_string(decode + 1) + " were to come");
+        throw Error(
+            Exit::failure,
+            "a measured run had " + counted(static_cast<std::uint64_t>(steps), "decode step") + " after " +
+                counted(static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(first - ticks_.begin() - 1, 0)),
+                        "prompt") +
+                ", where " + std::to_string(decode + 1) + " were to come");
     const auto prefilled = first - 1;
     RunTimes times;
     times.prefill_seconds = prefilled->at - ticks_.front().at;

@@ -14,8 +14,8 @@ namespace ftmpi {
 struct BenchCase {
     std::int64_t prompt = 0, decode = 0;
     int batch = 1;
-    /// Tokens a sequence holds at the end: one token comes from prefill, and one step more is run than measured, so that the
-    /// last measured step is followed by another as all others are.
+    /// Tokens a sequence holds at the end: one token comes from prefill, and one step more is run than
+    /// measured, so that the last measured step is followed by another as all others are.
     std::int64_t tokens() const { return prompt + new_tokens(); }
     std::int64_t new_tokens() const { return decode + 2; }
     std::string name() const;  ///< "p1024_d64_b4"
@@ -29,13 +29,16 @@ struct RunTimes {
     std::vector<double> gather_seconds;  ///< likewise, one a decode step
 };
 
-/// Times the steps of a generator's run as it goes. A step lasts from the tokens of the step before to its own, both read by the
-/// host: when it was asked for says nothing, since that may be while the step before still runs.
+/// Times the steps of a generator's run as it goes. A step lasts from the tokens of the step before to its
+/// own, both read by the host: when it was asked for says nothing, since that may be while the step before
+/// still runs.
 class StepClock {
 public:
-    /// Asking a communicator for its waits may stop the device, so gathers are watched in a run of their own, whose steps are
-    /// not the ones that are stated. It must not run ahead: what the next step has waited for by then would count to this one.
-    StepClock(Communicator& communicator, bool watch_gathers) : communicator_(communicator), watch_gathers_(watch_gathers) {}
+    /// Asking a communicator for its waits may stop the device, so gathers are watched in a run of their own,
+    /// whose steps are not the ones that are stated. It must not run ahead: what the next step has waited for
+    /// by then would count to this one.
+    StepClock(Communicator& communicator, bool watch_gathers)
+        : communicator_(communicator), watch_gathers_(watch_gathers) {}
     /// To be called before each step.
     void step();
     /// To be called when a step's tokens have been read.

@@ -13,7 +13,8 @@ public:
     /// Draws from the tokenizer's ordinary tokens; Error(bad_input) when it has none.
     PromptSource(const Tokenizer& tokenizer, std::uint64_t seed);
 
-    /// Prompt number `index`, `length` ids. A longer one of the same number begins with the shorter one's ids.
+    /// Prompt number `index`, `length` ids. A longer one of the same number begins with the shorter one's
+    /// ids.
     std::vector<std::int32_t> prompt(std::int64_t index, std::int64_t length) const;
 
 private:

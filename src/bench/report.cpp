@@ -41,11 +41,13 @@ std::string rank_name(std::size_t rank) { return "rank" + std::to_string(rank) +
 
 }  // namespace
 
-CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const ShardPlan& plan, const Surroundings& around) {
+CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const ShardPlan& plan,
+                       const Surroundings& around) {
     CaseFigures f;
     f.what = times.what;
     f.prefill_seconds = median(slowest(times.prefill_seconds)) / f.what.batch;
-    if (f.prefill_seconds > 0) f.prefill_tokens_per_second = static_cast<double>(f.what.prompt) / f.prefill_seconds;
+    if (f.prefill_seconds > 0)
+        f.prefill_tokens_per_second = static_cast<double>(f.what.prompt) / f.prefill_seconds;
     const auto steps = slowest(times.step_seconds);
     f.step_median = median(steps);
     f.step_p5 = percentile(steps, 0.05);
@@ -55,8 +57,9 @@ CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const 
     for (const auto& rank : times.gather_seconds) f.gather_median.push_back(median(rank));
     bool known = true;
     for (int r = 0; r < plan.ranks; ++r) {
-        f.bytes.push_back(step_bytes(config, plan, r, f.what.batch,
-                                     static_cast<double>(f.what.prompt) + static_cast<double>(f.what.decode) / 2));
+        f.bytes.push_back(
+            step_bytes(config, plan, r, f.what.batch,
+                       static_cast<double>(f.what.prompt) + static_cast<double>(f.what.decode) / 2));
         const double rate = around.read_bytes_per_second[static_cast<std::size_t>(r)];
         known = known && rate > 0;
         if (rate > 0) f.roofline_seconds = std::max(f.roofline_seconds, f.bytes.back().total() / rate);
@@ -76,42 +79,46 @@ std::string bench_table(const std::vector<CaseFigures>& cases, const Surrounding
         print(out, "%s rank %zu reads ", r ? "," : "", r);
         if (around.read_bytes_per_second[r] > 0)
             print(out, "%.1f GB/s", around.read_bytes_per_second[r] / 1e9);
-        else
-            out += "at an unknown rate";
+        else out += "at an unknown rate";
     }
-    if (around.read_bytes_per_second.size() > 1) print(out, "; a small gather takes %.1f us", around.exchange_seconds * 1e6);
-    print(out, "\nlogits of the prompt before: sha256 %s; hashing while measuring: %s\n", around.prompt_sha256.c_str(),
-          around.hash_on ? "on" : "off");
+    if (around.read_bytes_per_second.size() > 1)
+        print(out, "; a small gather takes %.1f us", around.exchange_seconds * 1e6);
+    print(out, "\nlogits of the prompt before: sha256 %s; hashing while measuring: %s\n",
+          around.prompt_sha256.c_str(), around.hash_on ? "on" : "off");
     out +=
-        "\nprompt  decode  batch   prefill  prefill    step ms                                 decode   gathers  read MB  of "
+        "\nprompt  decode  batch   prefill  prefill    step ms                                 decode   "
+        "gathers  read MB  of "
         "the\n"
-        "tokens   steps          seconds  tokens/s   median       p5      p95      p99  tokens/s   ms/step   a step  "
+        "tokens   steps          seconds  tokens/s   median       p5      p95      p99  tokens/s   ms/step   "
+        "a step  "
         "roofline\n";
     for (const auto& f : cases) {
         double gathers = 0, most = 0;
         for (const double g : f.gather_median) gathers = std::max(gathers, g);
         for (const auto& b : f.bytes) most = std::max(most, b.total());
         print(out, "%6lld  %6lld  %5d  %8.4f  %8.1f  %8.3f %8.3f %8.3f %8.3f  %8.1f  %8.3f  %7.1f  ",
-              static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch, f.prefill_seconds,
-              f.prefill_tokens_per_second, f.step_median * 1e3, f.step_p5 * 1e3, f.step_p95 * 1e3, f.step_p99 * 1e3,
-              f.decode_tokens_per_second, gathers * 1e3, most / 1e6);
-        if (f.roofline_seconds > 0)
-            print(out, "%7.1f%%\n", f.roofline_share * 100);
-        else
-            out += " unknown\n";
+              static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch,
+              f.prefill_seconds, f.prefill_tokens_per_second, f.step_median * 1e3, f.step_p5 * 1e3,
+              f.step_p95 * 1e3, f.step_p99 * 1e3, f.decode_tokens_per_second, gathers * 1e3, most / 1e6);
+        if (f.roofline_seconds > 0) print(out, "%7.1f%%\n", f.roofline_share * 100);
+        else out += " unknown\n";
     }
     if (std::any_of(cases.begin(), cases.end(), [](const CaseFigures& f) { return f.roofline_share > 1; }))
-        out += "Above 100%: what a step reads stays in caches, which are faster than the memory that was measured.\n";
+        out +=
+            "Above 100%: what a step reads stays in caches, which are faster than the memory that was "
+            "measured.\n";
     out +=
         "\nMB a decode step reads, by group (experts: those chosen; recurrent state: read and written)\n"
-        "prompt  decode  batch  rank     delta  attention  experts   shared    every     head    state       kv    total\n";
+        "prompt  decode  batch  rank     delta  attention  experts   shared    every     head    state       "
+        "kv    total\n";
     for (const auto& f : cases)
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
             const auto& b = f.bytes[r];
             print(out, "%6lld  %6lld  %5d  %4zu  %8.2f  %9.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n",
-                  static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch, r,
-                  b.delta_net / 1e6, b.attention / 1e6, b.experts / 1e6, b.shared_expert / 1e6,
-                  (b.replicated + b.embedding) / 1e6, b.head / 1e6, b.recurrent_state / 1e6, b.kv_cache / 1e6, b.total() / 1e6);
+                  static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch,
+                  r, b.delta_net / 1e6, b.attention / 1e6, b.experts / 1e6, b.shared_expert / 1e6,
+                  (b.replicated + b.embedding) / 1e6, b.head / 1e6, b.recurrent_state / 1e6, b.kv_cache / 1e6,
+                  b.total() / 1e6);
         }
     return out;
 }
@@ -120,13 +127,14 @@ std::string bench_json(const std::vector<CaseFigures>& cases, const Surroundings
     std::string out = "{\"load_seconds\":" + number(around.load_seconds) + ",\"read_bytes_per_second\":[";
     for (std::size_t r = 0; r < around.read_bytes_per_second.size(); ++r)
         out += (r ? "," : "") + number(around.read_bytes_per_second[r], around.read_bytes_per_second[r] > 0);
-    out += "],\"exchange_seconds\":" + number(around.exchange_seconds, around.read_bytes_per_second.size() > 1) +
-           ",\"prompt_logits_sha256\":\"" + around.prompt_sha256 + "\",\"hash\":" + (around.hash_on ? "true" : "false") +
-           ",\"cases\":[";
+    out +=
+        "],\"exchange_seconds\":" + number(around.exchange_seconds, around.read_bytes_per_second.size() > 1) +
+        ",\"prompt_logits_sha256\":\"" + around.prompt_sha256 +
+        "\",\"hash\":" + (around.hash_on ? "true" : "false") + ",\"cases\":[";
     for (std::size_t i = 0; i < cases.size(); ++i) {
         const auto& f = cases[i];
-        print(out, "%s{\"prompt\":%lld,\"decode\":%lld,\"batch\":%d", i ? "," : "", static_cast<long long>(f.what.prompt),
-              static_cast<long long>(f.what.decode), f.what.batch);
+        print(out, "%s{\"prompt\":%lld,\"decode\":%lld,\"batch\":%d", i ? "," : "",
+              static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch);
         for (auto [name, value] : {std::pair{"prefill_seconds", f.prefill_seconds},
                                    {"prefill_tokens_per_second", f.prefill_tokens_per_second},
                                    {"step_median_seconds", f.step_median},
@@ -137,8 +145,10 @@ std::string bench_json(const std::vector<CaseFigures>& cases, const Surroundings
             out += ",\"" + std::string(name) + "\":" + number(value);
         out += ",\"roofline_share\":" + number(f.roofline_share, f.roofline_seconds > 0) + ",\"ranks\":[";
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
-            out += (r ? ",{" : "{") + std::string("\"gather_median_seconds\":") + number(f.gather_median[r]) + ",\"bytes\":{";
-            for (const auto& [name, bytes] : f.bytes[r].groups()) out += "\"" + std::string(name) + "\":" + number(bytes) + ",";
+            out += (r ? ",{" : "{") + std::string("\"gather_median_seconds\":") + number(f.gather_median[r]) +
+                   ",\"bytes\":{";
+            for (const auto& [name, bytes] : f.bytes[r].groups())
+                out += "\"" + std::string(name) + "\":" + number(bytes) + ",";
             out += "\"total\":" + number(f.bytes[r].total()) + "}}";
         }
         out += "]}";

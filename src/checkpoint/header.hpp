@@ -1,4 +1,5 @@
-// The header of a safetensors file: 8 bytes of length, a JSON object of tensors, then their bytes without gaps.
+// The header of a safetensors file: 8 bytes of length, a JSON object of tensors, then their bytes without
+// gaps.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,9 @@ struct Header {
     std::vector<HeaderEntry> entries;  ///< in the order of the text; they cover the rest of the file exactly
 };
 
-/// Reads and checks the header of `file`. Everything the header says is checked against the size of the file, so that
-/// [begin, end) of each entry lies inside the mapping. Throws Error(bad_input) naming the file, tensor and offsets.
+/// Reads and checks the header of `file`. Everything the header says is checked against the size of the file,
+/// so that [begin, end) of each entry lies inside the mapping. Throws Error(bad_input) naming the file,
+/// tensor and offsets.
 Header read_header(const MappedFile& file);
 
 }  // namespace ftmpi

@@ -15,14 +15,16 @@ public:
         while (true) {
             skip_space();
             const char c = peek();
-            const bool closes_empty =
-                (expect == Expect::value_or_close && c == ']') || (expect == Expect::key_or_close && c == '}');
-            if (closes_empty || (expect == Expect::separator && !open.empty() && c == (open.back() == '{' ? '}' : ']'))) {
+            const bool closes_empty = (expect == Expect::value_or_close && c == ']') ||
+                                      (expect == Expect::key_or_close && c == '}');
+            if (closes_empty ||
+                (expect == Expect::separator && !open.empty() && c == (open.back() == '{' ? '}' : ']'))) {
                 ++at_;
                 open.pop_back();
                 expect = Expect::separator;
             } else if (expect == Expect::separator) {
-                if (open.empty()) return at_ == text_.size() ? std::nullopt : std::optional(SyntaxFault{at_, true});
+                if (open.empty())
+                    return at_ == text_.size() ? std::nullopt : std::optional(SyntaxFault{at_, true});
                 if (c != ',' || at_ == text_.size()) return SyntaxFault{at_};
                 ++at_;
                 expect = open.back() == '{' ? Expect::key : Expect::value;
@@ -49,7 +51,8 @@ private:
     bool digit() const { return std::isdigit(static_cast<unsigned char>(peek())) != 0; }
 
     void skip_space() {
-        while (at_ < text_.size() && (peek() == ' ' || peek() == '\t' || peek() == '\n' || peek() == '\r')) ++at_;
+        while (at_ < text_.size() && (peek() == ' ' || peek() == '\t' || peek() == '\n' || peek() == '\r'))
+            ++at_;
     }
 
     // Both leave at_ on the offending byte when they return false.
@@ -62,7 +65,8 @@ private:
             if (peek() == 'u') {
                 for (int i = 0; i < 4; ++i)
                     if (++at_, !std::isxdigit(static_cast<unsigned char>(peek()))) return false;
-            } else if (peek() == '\0' || std::string_view("\"\\/bfnrt").find(peek()) == std::string_view::npos) {
+            } else if (peek() == '\0' ||
+                       std::string_view("\"\\/bfnrt").find(peek()) == std::string_view::npos) {
                 return false;
             }
         }
@@ -79,10 +83,8 @@ private:
         for (const std::string_view word : {"true", "false", "null"})
             if (text_.substr(at_, word.size()) == word) return at_ += word.size(), true;
         if (peek() == '-') ++at_;
-        if (peek() == '0')
-            ++at_;
-        else if (!digits())
-            return false;
+        if (peek() == '0') ++at_;
+        else if (!digits()) return false;
         if (peek() == '.' && (++at_, !digits())) return false;
         if (peek() == 'e' || peek() == 'E') {
             ++at_;
@@ -106,10 +108,8 @@ std::string in_quotes(std::string_view text) {
     std::string out = "\"";
     for (const char c : text.substr(0, limit)) {
         const auto byte = static_cast<unsigned char>(c);
-        if (byte >= 0x20 && byte != 0x7f)
-            out += c;
-        else
-            out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
+        if (byte >= 0x20 && byte != 0x7f) out += c;
+        else out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
     }
     return out + (text.size() > limit ? "...\"" : "\"");
 }

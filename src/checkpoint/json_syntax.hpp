@@ -13,8 +13,8 @@ struct SyntaxFault {
     bool trailing = false;   ///< the bytes before it are a complete JSON value
 };
 
-/// The first fault of grammar, or nothing. Iterative, so the depth of nesting costs no stack. Does not check UTF-8,
-/// the range of numbers or duplicate keys.
+/// The first fault of grammar, or nothing. Iterative, so the depth of nesting costs no stack. Does not check
+/// UTF-8, the range of numbers or duplicate keys.
 std::optional<SyntaxFault> find_syntax_fault(std::string_view text);
 
 /// `text` in double quotes for a message: control bytes as \xNN, at most 200 bytes.

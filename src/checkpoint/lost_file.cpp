@@ -42,7 +42,9 @@ extern "C" void on_bus_error(int, siginfo_t* info, void*) {
 
 void install() {
     struct sigaction now {};
-    if (sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) return;
+    if (sigaction(SIGBUS, nullptr, &now) != 0 ||
+        ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error))
+        return;
     before = now;
     struct sigaction action {};
     action.sa_sigaction = on_bus_error;
@@ -69,7 +71,8 @@ int watch(const std::byte* data, std::uint64_t size, const std::filesystem::path
 }
 
 void forget(int watched) {
-    if (watched >= 0) entries[static_cast<std::size_t>(watched)].data.store(nullptr, std::memory_order_release);
+    if (watched >= 0)
+        entries[static_cast<std::size_t>(watched)].data.store(nullptr, std::memory_order_release);
 }
 
 }  // namespace ftmpi

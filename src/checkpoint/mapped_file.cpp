@@ -21,8 +21,8 @@ namespace {
     if (error == ENOENT && ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode)) {
         std::error_code ignored;
         throw Error(Exit::bad_input,
-                    path.string() + " is a symbolic link to " + std::filesystem::read_symlink(path, ignored).string() +
-                        ", which does not exist",
+                    path.string() + " is a symbolic link to " +
+                        std::filesystem::read_symlink(path, ignored).string() + ", which does not exist",
                     "an incomplete download, or a cache that was moved without its blobs?");
     }
     if (error == ENOENT) throw Error(Exit::bad_input, path.string() + " does not exist");
@@ -65,24 +65,24 @@ OpenFile::OpenFile(const std::filesystem::path& path) {
 
 OpenFile::~OpenFile() { ::close(descriptor_); }
 
-MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)), file_(std::make_unique<OpenFile>(path_)) {
+MappedFile::MappedFile(std::filesystem::path path)
+    : path_(std::move(path)), file_(std::make_unique<OpenFile>(path_)) {
     stamp_ = file_->stamp();
     if (stamp_.size == 0) return;
-    void* memory = ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file_->descriptor(), 0);
+    void* memory =
+        ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file_->descriptor(), 0);
     if (memory == MAP_FAILED)
         throw Error(errno == ENOMEM ? Exit::does_not_fit : Exit::failure,
-                    path_.string() + " cannot be mapped (" + std::to_string(stamp_.size) + " bytes): " + std::strerror(errno),
+                    path_.string() + " cannot be mapped (" + std::to_string(stamp_.size) +
+                        " bytes): " + std::strerror(errno),
                     "is the address space limited (ulimit -v)?");
     data_ = static_cast<const std::byte*>(memory);
     watched_ = watch(data_, stamp_.size, path_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      file_(std::move(other.file_)),
-      stamp_(other.stamp_),
-      data_(std::exchange(other.data_, nullptr)),
-      watched_(std::exchange(other.watched_, -1)) {}
+    : path_(std::move(other.path_)), file_(std::move(other.file_)), stamp_(other.stamp_),
+      data_(std::exchange(other.data_, nullptr)), watched_(std::exchange(other.watched_, -1)) {}
 
 MappedFile::~MappedFile() {
     if (!data_) return;
@@ -100,8 +100,9 @@ std::string read_small_file(const std::filesystem::path& path, std::size_t limit
     const OpenFile file(path);
     const auto size = file.stamp().size;
     if (size > limit)
-        throw Error(Exit::bad_input, path.string() + " has " + std::to_string(size) + " bytes, more than the " +
-                                         std::to_string(limit) + " allowed for it");
+        throw Error(Exit::bad_input, path.string() + " has " + std::to_string(size) +
+                                         " bytes, more than the " + std::to_string(limit) +
+                                         " allowed for it");
     std::string text(static_cast<std::size_t>(size), '\0');
     std::size_t done = 0;
     while (done < text.size()) {

@@ -20,8 +20,8 @@ struct FileStamp {
 /// The stamp of the file that `path` leads to now; Error(bad_input) when there is none.
 FileStamp stamp_of(const std::filesystem::path& path);
 
-/// A descriptor of a regular file, closed at the end of the scope. Pipes, devices, sockets and directories are refused
-/// before anything is read from them.
+/// A descriptor of a regular file, closed at the end of the scope. Pipes, devices, sockets and directories
+/// are refused before anything is read from them.
 class OpenFile {
 public:
     explicit OpenFile(const std::filesystem::path& path);
@@ -37,8 +37,8 @@ private:
     FileStamp stamp_;
 };
 
-/// The whole of a file as read-only memory. An empty file has no memory. The file stays open: its state can be asked for even
-/// when its name leads to another one by now.
+/// The whole of a file as read-only memory. An empty file has no memory. The file stays open: its state can
+/// be asked for even when its name leads to another one by now.
 class MappedFile {
 public:
     explicit MappedFile(std::filesystem::path path);
@@ -53,7 +53,9 @@ public:
     /// The stamp of this file now, wherever its name leads.
     FileStamp stamp_now() const;
     bool holds(const std::byte* data) const { return data >= data_ && data < data_ + stamp_.size; }
-    std::string_view text() const { return {reinterpret_cast<const char*>(data_), static_cast<std::size_t>(stamp_.size)}; }
+    std::string_view text() const {
+        return {reinterpret_cast<const char*>(data_), static_cast<std::size_t>(stamp_.size)};
+    }
 
 private:
     std::filesystem::path path_;

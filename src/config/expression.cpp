@@ -52,9 +52,7 @@ public:
             if (at_ < text_.size()) stop(Expression::Kind::malformed);  // a closing bracket too many
             emit(root);
             add({Expression::Step::Op::done});
-        } catch (const Stop& stop) {
-            return stop.kind;
-        }
+        } catch (const Stop& stop) { return stop.kind; }
         return Expression::Kind::plain;
     }
 
@@ -108,12 +106,9 @@ private:
     Node repeated(Node node) {
         for (bool again = false;; again = true) {
             int least = 0, most = kUnbounded;
-            if (take("+"))
-                least = 1;
-            else if (take("?"))
-                most = 1;
-            else if (!take("*") && !counts(least, most))
-                return node;
+            if (take("+")) least = 1;
+            else if (take("?")) most = 1;
+            else if (!take("*") && !counts(least, most)) return node;
             if (again) stop(Expression::Kind::malformed);
             take("?");  // a lazy repeat matches the same texts
             Node repeat;
@@ -163,9 +158,11 @@ private:
         if (!more()) stop(Expression::Kind::malformed);
         const char c = text_[at_++];
         if (const auto set = class_of(c); set.any()) return set;
-        static constexpr std::pair<char, char> controls[] = {{'n', '\n'}, {'t', '\t'}, {'r', '\r'}, {'f', '\f'}, {'v', '\v'}};
+        static constexpr std::pair<char, char> controls[] = {
+            {'n', '\n'}, {'t', '\t'}, {'r', '\r'}, {'f', '\f'}, {'v', '\v'}};
         for (const auto& [letter, control] : controls)
-            if (c == letter) return range(static_cast<unsigned char>(control), static_cast<unsigned char>(control));
+            if (c == letter)
+                return range(static_cast<unsigned char>(control), static_cast<unsigned char>(control));
         const bool special = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
         if (special) stop(Expression::Kind::beyond);
         return range(static_cast<unsigned char>(c), static_cast<unsigned char>(c));
@@ -178,8 +175,7 @@ private:
             if (!more()) stop(Expression::Kind::malformed);
             const char c = text_[at_++];
             Set part = range(static_cast<unsigned char>(c), static_cast<unsigned char>(c));
-            if (c == '\\')
-                part = escape();
+            if (c == '\\') part = escape();
             else if (static_cast<unsigned char>(c) >= 0x80)
                 stop(Expression::Kind::beyond);  // a character of several bytes
             if (part.count() == 1 && peek() == '-' && at_ + 1 < text_.size() && text_[at_ + 1] != ']') {
@@ -188,8 +184,10 @@ private:
                 Set last = range(static_cast<unsigned char>(end), static_cast<unsigned char>(end));
                 if (end == '\\') last = escape();
                 if (last.count() != 1) stop(Expression::Kind::malformed);
-                const auto low = static_cast<unsigned>(part._Find_first()), high = static_cast<unsigned>(last._Find_first());
-                if (low > high || high >= 0x80) stop(low > high ? Expression::Kind::malformed : Expression::Kind::beyond);
+                const auto low = static_cast<unsigned>(part._Find_first()),
+                           high = static_cast<unsigned>(last._Find_first());
+                if (low > high || high >= 0x80)
+                    stop(low > high ? Expression::Kind::malformed : Expression::Kind::beyond);
                 part = range(static_cast<unsigned char>(low), static_cast<unsigned char>(high));
             }
             set |= part;
@@ -207,7 +205,8 @@ private:
     }
     std::uint32_t here() const { return static_cast<std::uint32_t>(out_.steps_.size()); }
 
-    // Every fragment ends where the next one begins, so an empty body still needs a step to stand on in a repeat.
+    // Every fragment ends where the next one begins, so an empty body still needs a step to stand on in a
+    // repeat.
     void emit(const Node& node) {
         switch (node.kind) {
             case Node::Kind::set: add({Op::bytes, 0, node.set}); break;
@@ -268,7 +267,8 @@ private:
 Expression::Expression(std::string_view text) { kind_ = ExpressionReader(text, *this).read(); }
 
 bool Expression::looks_at_end() const {
-    return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) { return step.op == Step::Op::end; });
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [](const Step& step) { return step.op == Step::Op::end; });
 }
 
 bool Expression::matches_start(std::string_view text) const {
@@ -309,7 +309,9 @@ bool Expression::matches_start(std::string_view text, std::uint64_t& patience) c
         next.clear();
         spend(now.size());
         for (const auto i : now)
-            if (sets_[steps_[i].other][static_cast<unsigned char>(text[at])] && reach(steps_[i].next, at + 1, next)) return true;
+            if (sets_[steps_[i].other][static_cast<unsigned char>(text[at])] &&
+                reach(steps_[i].next, at + 1, next))
+                return true;
         now.swap(next);
     }
     return false;

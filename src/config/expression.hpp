@@ -1,5 +1,5 @@
-// The regular expressions of ignore lists (`re:...`), matched in time linear in the text: they come from a file, and a matcher
-// that backtracks can be made to take exponential time or all of the stack.
+// The regular expressions of ignore lists (`re:...`), matched in time linear in the text: they come from a
+// file, and a matcher that backtracks can be made to take exponential time or all of the stack.
 #pragma once
 
 #include <bitset>
@@ -15,7 +15,7 @@ public:
     enum class Kind {
         plain,      ///< can be matched
         malformed,  ///< no regular expression
-        beyond,     ///< look-around, back references, or too large when its counts are written out: not judged
+        beyond,  ///< look-around, back references, or too large when its counts are written out: not judged
     };
     /// Literals, `.`, classes, \d \w \s \D \W \S, groups, `|`, `* + ?`, counts, `^ $`; bytes, not characters.
     explicit Expression(std::string_view text);

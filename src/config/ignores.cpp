@@ -86,12 +86,9 @@ public:
         if (!expression && names_module(pattern)) return true;
         if (patience_.gone()) return std::nullopt;
         bool found = false;
-        if (expression)
-            found = matches_regex(entry.substr(3));
-        else if (pattern.find('*') == pattern.npos)
-            found = names_parts(pattern);
-        else
-            found = matches_glob(pattern);
+        if (expression) found = matches_regex(entry.substr(3));
+        else if (pattern.find('*') == pattern.npos) found = names_parts(pattern);
+        else found = matches_glob(pattern);
         if (!found && patience_.gone()) return std::nullopt;
         return found;
     }
@@ -120,25 +117,27 @@ private:
         return false;
     }
 
-    /// From the start of the name, as the exporters' own matching does. An expression that is none matches nothing; of one
-    /// that this program does not judge nothing is said.
+    /// From the start of the name, as the exporters' own matching does. An expression that is none matches
+    /// nothing; of one that this program does not judge nothing is said.
     bool matches_regex(const std::string& text) {
         const Expression expression(text);
         patience_.spend(text.size() + expression.size());
-        if (expression.kind() != Expression::Kind::plain) return expression.kind() == Expression::Kind::beyond;
+        if (expression.kind() != Expression::Kind::plain)
+            return expression.kind() == Expression::Kind::beyond;
         // The module that a tensor belongs to is a beginning of its name, so only an end can tell them apart.
         const bool looks_at_end = expression.looks_at_end();
         const auto matches = [&](std::string_view name) {
             return expression.matches_start(name, patience_.left()) ||
-                   (looks_at_end && expression.matches_start(name.substr(0, name.rfind('.')), patience_.left()));
+                   (looks_at_end &&
+                    expression.matches_start(name.substr(0, name.rfind('.')), patience_.left()));
         };
         return any([&](const std::string& name) {
-            return matches(name) || (starts_with(name, "model.") && matches("model.language_model." + name.substr(6)));
+            return matches(name) ||
+                   (starts_with(name, "model.") && matches("model.language_model." + name.substr(6)));
         });
     }
 
-    template <class F>
-    bool any(F&& f) {
+    template <class F> bool any(F&& f) {
         for (const auto& name : sorted_)
             if (patience_.spend(1) && f(name)) return true;
         return false;
@@ -150,16 +149,15 @@ private:
 
 }  // namespace
 
-IgnoreCheck check_ignores(const ModelConfig& config, const std::vector<std::string>& names, std::uint64_t patience) {
+IgnoreCheck check_ignores(const ModelConfig& config, const std::vector<std::string>& names,
+                          std::uint64_t patience) {
     IgnoreCheck check;
     if (config.ignore_patterns.empty()) return check;
     Names sorted(names, patience);
     for (const auto& entry : config.ignore_patterns) {
         const auto matched = sorted.matched(entry);
-        if (!matched)
-            ++check.not_compared;
-        else if (!*matched)
-            check.unmatched.push_back(printable(entry));
+        if (!matched) ++check.not_compared;
+        else if (!*matched) check.unmatched.push_back(printable(entry));
     }
     return check;
 }

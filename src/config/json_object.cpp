@@ -18,7 +18,8 @@ using simdjson::dom::element_type;
 
 constexpr off_t kLimit = off_t{64} << 20;
 
-[[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& what, std::string hint = {}) {
+[[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& what,
+                              std::string hint = {}) {
     throw Error(Exit::bad_input, path.string() + " " + what, std::move(hint));
 }
 
@@ -27,25 +28,25 @@ std::string read_whole(const std::filesystem::path& path) {
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (descriptor < 0) {
         const int error = errno;
-        refuse_file(path, error == ENOENT ? "does not exist" : std::string("cannot be opened: ") + std::strerror(error),
-                    "is this the whole folder of a Hugging Face checkpoint?");
+        refuse_file(
+            path,
+            error == ENOENT ? "does not exist" : std::string("cannot be opened: ") + std::strerror(error),
+            "is this the whole folder of a Hugging Face checkpoint?");
     }
     struct stat s {};
     std::string text, problem;
-    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode))
-        problem = "is not a regular file";
+    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode)) problem = "is not a regular file";
     else if (s.st_size > kLimit)
         problem = "has " + std::to_string(s.st_size) + " bytes, too many for a configuration";
-    else
-        text.resize(static_cast<std::size_t>(s.st_size));
+    else text.resize(static_cast<std::size_t>(s.st_size));
     std::size_t done = 0;
     while (problem.empty() && done < text.size()) {
         const auto got = ::read(descriptor, text.data() + done, text.size() - done);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0)
-            problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno) : "became shorter while it was read";
-        else
-            done += static_cast<std::size_t>(got);
+            problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno)
+                              : "became shorter while it was read";
+        else done += static_cast<std::size_t>(got);
     }
     ::close(descriptor);
     if (!problem.empty()) refuse_file(path, problem);
@@ -64,7 +65,8 @@ void check_no_duplicates(const std::filesystem::path& path, const element& value
         }
         std::sort(keys.begin(), keys.end());
         const auto twice = std::adjacent_find(keys.begin(), keys.end());
-        if (twice != keys.end()) refuse_file(path, "has the key \"" + std::string(*twice) + "\" twice in one object");
+        if (twice != keys.end())
+            refuse_file(path, "has the key \"" + std::string(*twice) + "\" twice in one object");
     } else if (!value.get(array)) {
         for (const element member : array) check_no_duplicates(path, member);
     }
@@ -97,14 +99,16 @@ void JsonObject::require(std::string_view key) const {
     if (!has(key)) refuse(key, "is missing", "the file must say it: nothing about the model is assumed");
 }
 
-std::optional<std::int64_t> JsonObject::optional_integer(std::string_view key, std::int64_t low, std::int64_t high) const {
+std::optional<std::int64_t> JsonObject::optional_integer(std::string_view key, std::int64_t low,
+                                                         std::int64_t high) const {
     const auto value = member(key);
     if (!value) return std::nullopt;
     std::int64_t n = 0;
     if (value->type() == element_type::UINT64) refuse(key, "is far too large");
     if (value->type() != element_type::INT64 || value->get(n)) refuse(key, "is not an integer");
     if (n < low || n > high)
-        refuse(key, "is " + std::to_string(n) + ", not between " + std::to_string(low) + " and " + std::to_string(high));
+        refuse(key, "is " + std::to_string(n) + ", not between " + std::to_string(low) + " and " +
+                        std::to_string(high));
     return n;
 }
 

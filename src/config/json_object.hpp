@@ -1,4 +1,5 @@
-// JSON files of a model directory, read strictly: every access checks presence, type and bounds and names file and key.
+// JSON files of a model directory, read strictly: every access checks presence, type and bounds and names
+// file and key.
 #pragma once
 
 #include <simdjson.h>
@@ -33,7 +34,8 @@ public:
     std::vector<std::string> texts(std::string_view key) const;  ///< an array of strings
 
     // Empty when the key is absent; a wrong type is an error all the same.
-    std::optional<std::int64_t> optional_integer(std::string_view key, std::int64_t low, std::int64_t high) const;
+    std::optional<std::int64_t> optional_integer(std::string_view key, std::int64_t low,
+                                                 std::int64_t high) const;
     std::optional<std::string> optional_text(std::string_view key) const;
     std::optional<double> optional_number(std::string_view key) const;
     std::optional<bool> optional_flag(std::string_view key) const;
@@ -42,13 +44,11 @@ public:
     JsonObject as_object(std::string_view key, const simdjson::dom::element& value) const;
 
     /// Every member: f(key, element).
-    template <class F>
-    void each(F&& f) const {
+    template <class F> void each(F&& f) const {
         for (const auto& [key, value] : object_) f(key, value);
     }
     /// Every member, each of which must be an object: f(key, JsonObject).
-    template <class F>
-    void each_object(F&& f) const {
+    template <class F> void each_object(F&& f) const {
         for (const auto& [key, value] : object_) f(key, as_object(key, value));
     }
 

@@ -11,8 +11,8 @@ namespace {
 constexpr std::array<std::string_view, 4> kMethods = {"fp8", "modelopt", "compressed-tensors", "mxfp4"};
 constexpr std::array<std::string_view, 7> kAlgorithms = {
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP4", "MIXED_PRECISION"};
-constexpr std::array<std::string_view, 5> kCompressedFormats = {"nvfp4-pack-quantized", "mxfp4-pack-quantized",
-                                                                "float-quantized", "naive-quantized", "mixed-precision"};
+constexpr std::array<std::string_view, 5> kCompressedFormats = {
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "float-quantized", "naive-quantized", "mixed-precision"};
 
 void require_known(const JsonObject& object, std::string_view key, const std::string& value,
                    std::span<const std::string_view> known) {
@@ -30,8 +30,8 @@ void check_group_size(const JsonObject& object, std::string_view algorithm) {
     if (!size || !is_4bit(algorithm)) return;
     const std::int64_t expected = algorithm == "MXFP4" ? 32 : 16;
     if (*size != expected)
-        object.refuse("group_size", "is " + std::to_string(*size) + "; " + std::string(algorithm) + " has groups of " +
-                                        std::to_string(expected));
+        object.refuse("group_size", "is " + std::to_string(*size) + "; " + std::string(algorithm) +
+                                        " has groups of " + std::to_string(expected));
 }
 
 /// Scales are read row by row; a layout made for one kernel's tiles cannot be cut between ranks.
@@ -43,10 +43,8 @@ void check_layout(const JsonObject& object) {
         bool flag = false, declared = false;
         std::int64_t n = 0;
         std::string_view text;
-        if (!value.get(flag))
-            declared = flag && speaks_of_it(key);
-        else if (!value.get(n))
-            declared = n != 0 && speaks_of_it(key);
+        if (!value.get(flag)) declared = flag && speaks_of_it(key);
+        else if (!value.get(n)) declared = n != 0 && speaks_of_it(key);
         else if (!value.get(text))
             declared = (speaks_of_it(key) && text != "none" && text != "false") ||
                        (key.find("layout") != key.npos && speaks_of_it(text));
@@ -83,14 +81,17 @@ void check_groups(const JsonObject& object) {
         const auto weights = group.optional_object("weights");
         if (!weights) return;
         const auto type = weights->text("type");
-        if (type != "float") weights->refuse("type", "is \"" + type + "\"; only float formats (FP8, NVFP4, MXFP4) are known");
+        if (type != "float")
+            weights->refuse("type", "is \"" + type + "\"; only float formats (FP8, NVFP4, MXFP4) are known");
         const auto bits = weights->integer("num_bits", 1, 64);
-        if (bits != 4 && bits != 8) weights->refuse("num_bits", "is " + std::to_string(bits) + "; weights have 4 or 8");
+        if (bits != 4 && bits != 8)
+            weights->refuse("num_bits", "is " + std::to_string(bits) + "; weights have 4 or 8");
         const auto size = weights->optional_integer("group_size", 0, 1 << 20);
         if (size && bits == 4 && *size != 16 && *size != 32)
             weights->refuse("group_size", "is " + std::to_string(*size) + "; 4-bit groups have 16 or 32");
         if (size && bits == 8 && *size != 0)
-            weights->refuse("group_size", "is " + std::to_string(*size) + "; FP8 has scales per tensor, row or 128x128 block");
+            weights->refuse("group_size", "is " + std::to_string(*size) +
+                                              "; FP8 has scales per tensor, row or 128x128 block");
     });
 }
 
@@ -98,11 +99,12 @@ void check_groups(const JsonObject& object) {
 void note_cache_scheme(const JsonObject& object, Quantization& out) {
     const auto algorithm = object.optional_text("kv_cache_quant_algo");
     if (algorithm && *algorithm != "none" && *algorithm != "NONE")
-        out.warnings.push_back(
-            object.file() + ": kv_cache_quant_algo \"" + *algorithm +
-            "\" is not followed; --kv chooses the cache type, and scales are used where the checkpoint has them");
+        out.warnings.push_back(object.file() + ": kv_cache_quant_algo \"" + *algorithm +
+                               "\" is not followed; --kv chooses the cache type, and scales are used where "
+                               "the checkpoint has them");
     if (object.optional_object("kv_cache_scheme"))
-        out.warnings.push_back(object.file() + ": kv_cache_scheme is not followed; --kv chooses the cache type");
+        out.warnings.push_back(object.file() +
+                               ": kv_cache_scheme is not followed; --kv chooses the cache type");
 }
 
 std::string producer_of(const JsonObject& object) {
@@ -121,7 +123,8 @@ void check_fp8(const JsonObject& object) {
     if (object.member("weight_block_size")->get(block)) object.refuse("weight_block_size", "is not an array");
     for (const simdjson::dom::element side : block) {
         std::int64_t n = 0;
-        if (!side.is_int64() || side.get(n)) object.refuse("weight_block_size", "holds something that is not an integer");
+        if (!side.is_int64() || side.get(n))
+            object.refuse("weight_block_size", "holds something that is not an integer");
         sides.push_back(n);
     }
     if (sides != std::vector<std::int64_t>{128, 128})

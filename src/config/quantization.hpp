@@ -1,4 +1,5 @@
-// What quantization_config and hf_quant_config.json say, checked for names and layouts that this program does not have.
+// What quantization_config and hf_quant_config.json say, checked for names and layouts that this program does
+// not have.
 #pragma once
 
 #include <map>
@@ -11,8 +12,9 @@
 namespace ftmpi {
 
 struct Quantization {
-    std::string algorithm;  ///< quant_algo, or the format of compressed-tensors; empty when the method says it all
-    std::string line;       ///< method, algorithm, producer
+    std::string
+        algorithm;     ///< quant_algo, or the format of compressed-tensors; empty when the method says it all
+    std::string line;  ///< method, algorithm, producer
     std::vector<std::string> ignore;
     std::map<std::string, std::string> layers;  ///< module -> algorithm
     std::vector<std::string> warnings;

@@ -1,13 +1,13 @@
-// The loops of the CPU backend as a table of functions, one table per instruction set. Plain data only: the sources that
-// fill the tables are compiled for instructions the machine may lack, so nothing they share with other sources may be
-// compiled there (tests/kernel_symbols.sh).
+// The loops of the CPU backend as a table of functions, one table per instruction set. Plain data only: the
+// sources that fill the tables are compiled for instructions the machine may lack, so nothing they share with
+// other sources may be compiled there (tests/kernel_symbols.sh).
 //
-// Layout of a matrix (one group): tiles of 16 rows, the rows of a tile interleaved so that a vector lane is a row.
+// Layout of a matrix (one group): tiles of 16 rows, the rows of a tile interleaved so that a vector lane is a
+// row.
 //   bf16        column pairs [cols / 2][16 rows][2]; an odd last column [16 rows]
 //   e4m3        the same with bytes
-//   e2m1        octets of columns [cols / 8][16 rows][4 bytes]; the last one is short when cols is no multiple of 8
-//   scales      [scale index][16 rows]
-//   multipliers [rows]
+//   e2m1        octets of columns [cols / 8][16 rows][4 bytes]; the last one is short when cols is no
+//   multiple of 8 scales      [scale index][16 rows] multipliers [rows]
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,11 @@
 
 namespace ftmpi::cpu {
 
-/// 32 activations in block fixed point, split for multiplication by bytes: q = 256 * high + low (num::plane_high).
+/// 32 activations in block fixed point, split for multiplication by bytes: q = 256 * high + low
+/// (num::plane_high).
 struct QuantChunk {
-    std::int8_t q[64];             ///< per octet of columns: low of the even columns [4], of the odd [4], then high likewise
+    std::int8_t
+        q[64];  ///< per octet of columns: low of the even columns [4], of the odd [4], then high likewise
     std::int32_t twelve_times[2];  ///< 12 * sum of q of each group of 16
     float unit;                    ///< num::block_unit of the block
     float unit256;                 ///< 256 times that
@@ -101,20 +103,22 @@ struct Kernels {
     /// QuantChunks of x[cols].
     void (*quantize)(const float* x, std::int64_t cols, QuantChunk* out);
     /// Rows of tiles [begin, end) times each input: out[i][r - 16 * begin].
-    void (*dot)(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n, float* const* out);
+    void (*dot)(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n,
+                float* const* out);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t width, float* y);
     void (*expert_act)(const float* gate, const float* up, std::int64_t n, float* act);
     void (*expert_add)(float weight, const float* y, std::int64_t n, float* acc);
     void (*add)(const float* h, const float* y, float* sum, std::int64_t n);
     void (*convolve)(const ConvTask& task);
-    /// L2 normalisation in place; for q also times inverse_root (1 leaves the bits as they are, so k passes 1).
+    /// L2 normalisation in place; for q also times inverse_root (1 leaves the bits as they are, so k passes
+    /// 1).
     void (*l2_normalise)(float* x, int dim, float inverse_root);
-    void (*gates)(const float* b, const float* a, const float* neg_exp_a, const float* dt_bias, int heads, float* beta,
-                  float* decay);
+    void (*gates)(const float* b, const float* a, const float* neg_exp_a, const float* dt_bias, int heads,
+                  float* beta, float* decay);
     void (*delta_rule)(const DeltaTask& task);
     /// RMSNorm with weight, then RoPE on the first rotary_dim elements.
-    void (*norm_rope)(const float* x, const float* weight, float eps, int dim, int rotary_dim, const float* cos,
-                      const float* sin, float* y);
+    void (*norm_rope)(const float* x, const float* weight, float eps, int dim, int rotary_dim,
+                      const float* cos, const float* sin, float* y);
     void (*store_kv)(const float* x, int dim, KvType type, float scale, void* to);
     void (*attend)(const AttendTask& task);
     void (*route)(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights);

@@ -1,5 +1,6 @@
 // Compiled for AVX512. See kernels.hpp for the rule that everything here stays inside this source.
-#if defined(__GNUC__) && !defined(__clang__)  // the undefined vectors of GCC 12's own header look uninitialized to it
+#if defined(__GNUC__) && \
+    !defined(__clang__)  // the undefined vectors of GCC 12's own header look uninitialized to it
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

@@ -1,14 +1,16 @@
-// Rows of a matrix times rows of a step's input. Included inside the anonymous namespace of each kernel source.
-// A lane is a matrix row, so a chunk is an fma chain of vectors; independent chunks and input rows hide its latency.
+// Rows of a matrix times rows of a step's input. Included inside the anonymous namespace of each kernel
+// source. A lane is a matrix row, so a chunk is an fma chain of vectors; independent chunks and input rows
+// hide its latency.
 #pragma once
 
-constexpr int kRowsAtOnce = kChains;    ///< input rows whose chains run together; kChains is the instruction set's
+constexpr int kRowsAtOnce =
+    kChains;  ///< input rows whose chains run together; kChains is the instruction set's
 constexpr int kQuad = 4 * num::kChunk;  ///< columns between two looks at the scales
 constexpr int kRowBlock = 64;           ///< input rows that share one decoding of a quad
 
-/// op(0) ... op(N - 1) with constants, so that arrays indexed by them become registers (loops unroll too late for that).
-template <int N, class Op>
-[[gnu::always_inline]] inline void unroll(Op op) {
+/// op(0) ... op(N - 1) with constants, so that arrays indexed by them become registers (loops unroll too late
+/// for that).
+template <int N, class Op> [[gnu::always_inline]] inline void unroll(Op op) {
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
         (op(std::integral_constant<int, kIndex>{}), ...);
     }
@@ -50,8 +52,7 @@ struct FloatTile {
 };
 
 /// Columns [k0, k0 + n) of a tile as floats, n <= kQuad. Writes whole fours.
-template <class Tile>
-void decode(const std::uint8_t* tile, std::int64_t k0, int n, float* to) {
+template <class Tile> void decode(const std::uint8_t* tile, std::int64_t k0, int n, float* to) {
     F w[4];
     int j = 0;
     for (; j + 4 <= n; j += 4) {
@@ -59,7 +60,8 @@ void decode(const std::uint8_t* tile, std::int64_t k0, int n, float* to) {
         for (int i = 0; i < 4; ++i) store(to + (j + i) * 16, w[i]);
     }
     if (j == n) return;
-    // The last one to three columns, as a four padded with zeros; an odd last column is stored without a partner.
+    // The last one to three columns, as a four padded with zeros; an odd last column is stored without a
+    // partner.
     std::uint8_t four[64 * Tile::kBytes] = {};
     const std::uint8_t* from = tile + (k0 + j) * 16 * Tile::kBytes;
     const int whole = (n - j) / 2 * 32 * Tile::kBytes;
@@ -73,31 +75,36 @@ void decode(const std::uint8_t* tile, std::int64_t k0, int n, float* to) {
 
 /// C whole chunks of R input rows. row points at the first chunk's column in each row.
 template <class Tile, int R, int C>
-[[gnu::always_inline]] inline void whole_chunks(const std::uint8_t* tile, std::int64_t k, const float* const (&row)[R],
-                                                F (&acc)[R][C]) {
+[[gnu::always_inline]] inline void whole_chunks(const std::uint8_t* tile, std::int64_t k,
+                                                const float* const (&row)[R], F (&acc)[R][C]) {
     unroll<R>(FTMPI_UNROLLED(r) { unroll<C>(FTMPI_UNROLLED(c) { acc[r][c] = zero(); }); });
     for (int j = 0; j < num::kChunk; j += 4)
         unroll<C>(FTMPI_UNROLLED(c) {
             F w[4];
             Tile::four(tile, k + c * num::kChunk + j, w);
             unroll<4>(FTMPI_UNROLLED(i) {
-                unroll<R>(FTMPI_UNROLLED(r) { acc[r][c] = fma(w[i], set(row[r][c * num::kChunk + j + i]), acc[r][c]); });
+                unroll<R>(FTMPI_UNROLLED(r) {
+                    acc[r][c] = fma(w[i], set(row[r][c * num::kChunk + j + i]), acc[r][c]);
+                });
             });
         });
 }
 
 /// N whole chunks of R input rows added to block; row moves on.
 template <class Tile, int N, int R>
-[[gnu::always_inline]] inline void add_chunks(const std::uint8_t* tile, std::int64_t k, const float* (&row)[R], F (&block)[R]) {
+[[gnu::always_inline]] inline void add_chunks(const std::uint8_t* tile, std::int64_t k,
+                                              const float* (&row)[R], F (&block)[R]) {
     F acc[R][N];
     whole_chunks<Tile, R, N>(tile, k, row, acc);
     unroll<N>(FTMPI_UNROLLED(c) { unroll<R>(FTMPI_UNROLLED(r) { block[r] = add(block[r], acc[r][c]); }); });
     unroll<R>(FTMPI_UNROLLED(r) { row[r] += N * num::kChunk; });
 }
 
-/// n <= kQuad columns from column k of the tile, into segment[R]. Columns that are no whole chunk only with FloatTile.
+/// n <= kQuad columns from column k of the tile, into segment[R]. Columns that are no whole chunk only with
+/// FloatTile.
 template <class Tile, int R>
-void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, const float* scale, F* segment) {
+void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, const float* scale,
+          F* segment) {
     constexpr int C = R == 1 ? 4 : kRowsAtOnce / R >= 4 ? 4 : kRowsAtOnce / R >= 2 ? 2 : 1;
     const float* row[R];
     F block[R];
@@ -121,36 +128,28 @@ void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x
 }
 
 template <class Tile>
-void quad_of(int rows, const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, const float* scale, F* segment) {
+void quad_of(int rows, const std::uint8_t* tile, std::int64_t k, int n, const float* const* x,
+             const float* scale, F* segment) {
     switch (rows) {
-        case 1:
-            return quad<Tile, 1>(tile, k, n, x, scale, segment);
-        case 2:
-            return quad<Tile, 2>(tile, k, n, x, scale, segment);
-        case 3:
-            return quad<Tile, 3>(tile, k, n, x, scale, segment);
-        case 4:
-            return quad<Tile, 4>(tile, k, n, x, scale, segment);
-        default:
-            break;
+        case 1: return quad<Tile, 1>(tile, k, n, x, scale, segment);
+        case 2: return quad<Tile, 2>(tile, k, n, x, scale, segment);
+        case 3: return quad<Tile, 3>(tile, k, n, x, scale, segment);
+        case 4: return quad<Tile, 4>(tile, k, n, x, scale, segment);
+        default: break;
     }
     if constexpr (kRowsAtOnce == 8) switch (rows) {
-            case 5:
-                return quad<Tile, 5>(tile, k, n, x, scale, segment);
-            case 6:
-                return quad<Tile, 6>(tile, k, n, x, scale, segment);
-            case 7:
-                return quad<Tile, 7>(tile, k, n, x, scale, segment);
-            case 8:
-                return quad<Tile, 8>(tile, k, n, x, scale, segment);
-            default:
-                break;
+            case 5: return quad<Tile, 5>(tile, k, n, x, scale, segment);
+            case 6: return quad<Tile, 6>(tile, k, n, x, scale, segment);
+            case 7: return quad<Tile, 7>(tile, k, n, x, scale, segment);
+            case 8: return quad<Tile, 8>(tile, k, n, x, scale, segment);
+            default: break;
         }
 }
 
 /// A tile of floating weights times n <= kRowBlock input rows. block_scales: [cols / 128][16] or null.
 template <class Tile>
-void tile_dot(const std::uint8_t* tile, const float* block_scales, std::int64_t cols, const float* const* in, int n, F* total) {
+void tile_dot(const std::uint8_t* tile, const float* block_scales, std::int64_t cols, const float* const* in,
+              int n, F* total) {
     constexpr bool kDecoded = Tile::kBytes == 4;
     alignas(64) float decoded[kDecoded ? 16 : kQuad * 16];
     F segment[kRowBlock];
@@ -167,10 +166,10 @@ void tile_dot(const std::uint8_t* tile, const float* block_scales, std::int64_t 
             for (int r0 = 0; r0 < n; r0 += kRowsAtOnce) {
                 const int rows = n - r0 < kRowsAtOnce ? n - r0 : kRowsAtOnce;
                 for (int r = 0; r < rows; ++r) x[r] = in[r0 + r] + k;
-                if (direct)
-                    quad_of<Tile>(rows, tile, k, width, x, scale, segment + r0);
+                if (direct) quad_of<Tile>(rows, tile, k, width, x, scale, segment + r0);
                 else
-                    quad_of<FloatTile>(rows, reinterpret_cast<const std::uint8_t*>(decoded), 0, width, x, scale, segment + r0);
+                    quad_of<FloatTile>(rows, reinterpret_cast<const std::uint8_t*>(decoded), 0, width, x,
+                                       scale, segment + r0);
             }
         }
         for (int r = 0; r < n; ++r) total[r] = add(total[r], segment[r]);
@@ -183,10 +182,11 @@ inline F e8m0_scales(const std::uint8_t* p) {
     return load(x);
 }
 
-/// A tile of 4-bit weights times n <= kRowBlock input rows: exact integer sums of groups, each chunk decoded once.
+/// A tile of 4-bit weights times n <= kRowBlock input rows: exact integer sums of groups, each chunk decoded
+/// once.
 template <bool kNvfp4>
-void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::int64_t cols, const InputRow* in, int n,
-                   F* total) {
+void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::int64_t cols,
+                   const InputRow* in, int n, F* total) {
     F segment[kRowBlock];
     for (int r = 0; r < n; ++r) total[r] = zero();
     for (std::int64_t s = 0; s < cols; s += num::kSegment) {
@@ -195,8 +195,10 @@ void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::in
         for (std::int64_t k = s; k < end; k += num::kChunk) {
             const std::uint8_t* p = tile + k * 8;
             alignas(64) std::uint8_t padded[256];
-            if (const int width = static_cast<int>(end - k < num::kChunk ? end - k : num::kChunk); width < num::kChunk) {
-                // Missing columns become codes of 0; the last octet's rows are shorter than 4 bytes when cols % 8 is not 0.
+            if (const int width = static_cast<int>(end - k < num::kChunk ? end - k : num::kChunk);
+                width < num::kChunk) {
+                // Missing columns become codes of 0; the last octet's rows are shorter than 4 bytes when cols
+                // % 8 is not 0.
                 std::memset(padded, 0, sizeof padded);
                 const int whole = width / 8 * 64, rest = width % 8 / 2;
                 std::memcpy(padded, p, static_cast<std::size_t>(whole));
@@ -219,10 +221,10 @@ void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::in
                 const I sum0 = isub(group_sum(c0, x.q), iset(x.twelve_times[0]));
                 const I sum1 = isub(group_sum(c1, x.q + 32), iset(x.twelve_times[1]));
                 F v;
-                if constexpr (kNvfp4)  // scales are 1/256 of themselves, the unit is 256 times itself: the same bits
+                if constexpr (kNvfp4)  // scales are 1/256 of themselves, the unit is 256 times itself: the
+                                       // same bits
                     v = mul(fma(to_float(sum1), s1, mul(to_float(sum0), s0)), set(x.unit256));
-                else
-                    v = mul(mul(to_float(iadd(sum0, sum1)), s0), set(x.unit));
+                else v = mul(mul(to_float(iadd(sum0, sum1)), s0), set(x.unit));
                 segment[r] = add(segment[r], v);
             }
         }
@@ -244,7 +246,8 @@ inline bool scale_inputs(const float* const* x, int rows, std::int64_t cols, flo
     return largest < num::bits_of(num::pow2(119));
 }
 
-void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n, float* const* out) {
+void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n,
+         float* const* out) {
     alignas(64) float scaled[kScaledFloats];
     for (std::int64_t r0 = 0; r0 < n; r0 += kRowBlock) {
         const int rows = static_cast<int>(n - r0 < kRowBlock ? n - r0 : kRowBlock);
@@ -256,26 +259,21 @@ void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow
         for (std::int64_t t = begin; t < end; ++t) {
             const std::uint8_t* codes = m.codes + static_cast<std::size_t>(t) * m.codes_per_tile;
             const std::uint8_t* scales = m.scales + static_cast<std::size_t>(t) * m.scales_per_tile;
-            const auto* blocks = m.format == Format::fp8_block ? reinterpret_cast<const float*>(scales) : nullptr;
+            const auto* blocks =
+                m.format == Format::fp8_block ? reinterpret_cast<const float*>(scales) : nullptr;
             F total[kRowBlock];
-            if (by_256th)
-                tile_dot<E4m3Tile256th>(codes, blocks, m.cols, x, rows, total);
-            else if (e4m3)
-                tile_dot<E4m3Tile>(codes, blocks, m.cols, x, rows, total);
-            else if (m.format == Format::bf16)
-                tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
+            if (by_256th) tile_dot<E4m3Tile256th>(codes, blocks, m.cols, x, rows, total);
+            else if (e4m3) tile_dot<E4m3Tile>(codes, blocks, m.cols, x, rows, total);
+            else if (m.format == Format::bf16) tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
             else if (m.format == Format::nvfp4)
                 tile_dot_4bit<true>(codes, scales, m.cols, in + r0, rows, total);
-            else
-                tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);
+            else tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);
             const std::int64_t valid = m.rows - t * kRowTile < kRowTile ? m.rows - t * kRowTile : kRowTile;
             for (int r = 0; r < rows; ++r) {
                 const F y = m.multipliers ? mul(load(m.multipliers + t * kRowTile), total[r]) : total[r];
                 float* to = out[r0 + r] + (t - begin) * kRowTile;
-                if (valid == kRowTile)
-                    store(to, y);
-                else
-                    store_first(to, y, static_cast<int>(valid));
+                if (valid == kRowTile) store(to, y);
+                else store_first(to, y, static_cast<int>(valid));
             }
         }
     }

@@ -12,7 +12,8 @@ void convolve(const ConvTask& t) {
             w[j] = load(lane);
         }
         const auto input = [&](std::int64_t row) {  // raw inputs; rows before this step lie in the state
-            const float* p = row < 0 ? t.state + (t.taps - 1 + row) * t.state_stride : t.inputs[row] + t.first_channel;
+            const float* p =
+                row < 0 ? t.state + (t.taps - 1 + row) * t.state_stride : t.inputs[row] + t.first_channel;
             return load_some(p + c, n);
         };
         for (std::int64_t row = 0; row < t.rows; ++row) {
@@ -21,26 +22,30 @@ void convolve(const ConvTask& t) {
             store_some(t.out + row * t.out_stride + c, silu(acc), n);
         }
         // Rising order: an entry is read, at a higher index, before it is overwritten.
-        for (int s = 0; s < t.taps - 1; ++s) store_some(t.state + s * t.state_stride + c, input(t.rows - (t.taps - 1) + s), n);
+        for (int s = 0; s < t.taps - 1; ++s)
+            store_some(t.state + s * t.state_stride + c, input(t.rows - (t.taps - 1) + s), n);
     });
 }
 
 void l2_normalise(float* x, int dim, float inverse_root) {
     const F scale = set(num::l2_scale(sum_of_squares(x, dim))), root = set(inverse_root);
-    over(dim, [=](std::int64_t i, int n) { store_some(x + i, mul(mul(load_some(x + i, n), scale), root), n); });
+    over(dim,
+         [=](std::int64_t i, int n) { store_some(x + i, mul(mul(load_some(x + i, n), scale), root), n); });
 }
 
-void gates(const float* b, const float* a, const float* neg_exp_a, const float* dt_bias, int heads, float* beta, float* decay) {
+void gates(const float* b, const float* a, const float* neg_exp_a, const float* dt_bias, int heads,
+           float* beta, float* decay) {
     for (int h = 0; h < heads; ++h) {
         beta[h] = num::sigmoid(b[h]);
         decay[h] = num::delta_decay(neg_exp_a[h], a[h], dt_bias[h]);
     }
 }
 
-/// num::delta_rule_column for 16 * N columns. The decayed state is not stored between the two passes but made again.
+/// num::delta_rule_column for 16 * N columns. The decayed state is not stored between the two passes but made
+/// again.
 template <int N>
-inline void delta_columns(float* state, std::int64_t stride, int key_dim, const float* k, const float* q, const float* v,
-                          float beta, float decay, float* out) {
+inline void delta_columns(float* state, std::int64_t stride, int key_dim, const float* k, const float* q,
+                          const float* v, float beta, float decay, float* out) {
     const F by = set(decay);
     F total[N], d[N];
     const auto pass = [&](auto element) __attribute__((always_inline)) {
@@ -78,19 +83,18 @@ inline void delta_columns(float* state, std::int64_t stride, int key_dim, const 
 }
 
 /// All rows of 16 * N columns from column j on. Columns do not depend on each other.
-template <int N>
-inline void delta_rows(const DeltaTask& t, int j, float* state, std::int64_t stride) {
+template <int N> inline void delta_rows(const DeltaTask& t, int j, float* state, std::int64_t stride) {
     for (std::int64_t r = 0; r < t.rows; ++r)
-        delta_columns<N>(state, stride, t.key_dim, t.k + r * t.stride, t.q + r * t.stride, t.v + r * t.stride + j, t.beta[r],
-                         t.decay[r], t.out[r] + j);
+        delta_columns<N>(state, stride, t.key_dim, t.k + r * t.stride, t.q + r * t.stride,
+                         t.v + r * t.stride + j, t.beta[r], t.decay[r], t.out[r] + j);
 }
 
 void delta_rule(const DeltaTask& t) {
     int j = 0;
     constexpr int kBlock = 4;
     if (t.rows >= 4 && t.key_dim <= 128) {
-        // A block's state stays in the first cache over all rows, in a place of its own: rows of value_dim floats would all
-        // fall on the same few lines of that cache.
+        // A block's state stays in the first cache over all rows, in a place of its own: rows of value_dim
+        // floats would all fall on the same few lines of that cache.
         alignas(64) float block[128 * 16 * kBlock];
         for (; j + 16 * kBlock <= t.value_dim; j += 16 * kBlock) {
             for (int i = 0; i < t.key_dim; ++i)
@@ -100,12 +104,14 @@ void delta_rule(const DeltaTask& t) {
                 std::memcpy(t.state + i * t.value_dim + j, block + i * 16 * kBlock, 64 * kBlock);
         }
     }
-    for (; j + 16 * kChains <= t.value_dim; j += 16 * kChains) delta_rows<kChains>(t, j, t.state + j, t.value_dim);
+    for (; j + 16 * kChains <= t.value_dim; j += 16 * kChains)
+        delta_rows<kChains>(t, j, t.state + j, t.value_dim);
     for (; j + 16 <= t.value_dim; j += 16) delta_rows<1>(t, j, t.state + j, t.value_dim);
     for (; j < t.value_dim; ++j)
         for (std::int64_t r = 0; r < t.rows; ++r)
-            t.out[r][j] = num::delta_rule_column(t.state + j, t.value_dim, t.key_dim, t.k + r * t.stride, t.q + r * t.stride,
-                                                 t.v[r * t.stride + j], t.beta[r], t.decay[r]);
+            t.out[r][j] =
+                num::delta_rule_column(t.state + j, t.value_dim, t.key_dim, t.k + r * t.stride,
+                                       t.q + r * t.stride, t.v[r * t.stride + j], t.beta[r], t.decay[r]);
     for (std::int64_t r = 0; r < t.rows; ++r) {
         float* o = t.out[r];
         const F scale = set(num::rms_scale(sum_of_squares(o, t.value_dim), t.value_dim, t.eps));
@@ -116,8 +122,8 @@ void delta_rule(const DeltaTask& t) {
     }
 }
 
-void norm_rope(const float* x, const float* weight, float eps, int dim, int rotary_dim, const float* cos, const float* sin,
-               float* y) {
+void norm_rope(const float* x, const float* weight, float eps, int dim, int rotary_dim, const float* cos,
+               const float* sin, float* y) {
     rms_norm(x, weight, eps, dim, y);
     const int half = rotary_dim / 2;
     for (int i = 0; i < half; ++i) {
@@ -178,7 +184,8 @@ inline void decode_keys(const AttendTask& t, std::int64_t first, int count, floa
     }
     for (; d < t.head_dim; ++d)
         for (int i = 0; i < 16; ++i)
-            to[d * 16 + i] = kv_at(kv_row(t.keys, t.kv, t.head_dim, first + (i < count ? i : count - 1)), t.kv, t.k_scale, d);
+            to[d * 16 + i] = kv_at(kv_row(t.keys, t.kv, t.head_dim, first + (i < count ? i : count - 1)),
+                                   t.kv, t.k_scale, d);
 }
 
 /// `count` positions of values as [count][width] floats, columns from head_dim to width zero.
@@ -192,7 +199,8 @@ inline void decode_values(const AttendTask& t, std::int64_t first, int count, in
             for (; d < t.head_dim; ++d) to[d] = kv_at(row, KvType::bf16, 1.0f, d);
         else
             for (; d + 16 <= t.head_dim; d += 16)
-                store(to + d, mul(from_e4m3(widen_bytes(reinterpret_cast<const std::uint8_t*>(row) + d)), set(t.v_scale)));
+                store(to + d, mul(from_e4m3(widen_bytes(reinterpret_cast<const std::uint8_t*>(row) + d)),
+                                  set(t.v_scale)));
         for (; d < t.head_dim; ++d) to[d] = kv_at(row, t.kv, t.v_scale, d);
         for (; d < width; ++d) to[d] = 0.0f;
     }
@@ -212,21 +220,23 @@ inline void add_chunk_columns(const float* p, const float* values, int count, in
 }
 inline void add_chunk(const float* p, const float* values, int count, int width, float* piece) {
     int d = 0;
-    for (; d + 16 * kChains <= width; d += 16 * kChains) add_chunk_columns<kChains>(p, values + d, count, width, piece + d);
+    for (; d + 16 * kChains <= width; d += 16 * kChains)
+        add_chunk_columns<kChains>(p, values + d, count, width, piece + d);
     for (; d < width; d += 16) add_chunk_columns<1>(p, values + d, count, width, piece + d);
 }
 
 void attend(const AttendTask& t) {
     const int width = (t.head_dim + 15) / 16 * 16;
     float* decoded = t.scratch;
-    float* scores = decoded + 32 * width;                        // [query][kAttentionPiece]: scores, then weights
+    float* scores = decoded + 32 * width;  // [query][kAttentionPiece]: scores, then weights
     float* piece = scores + kQueryBlock * num::kAttentionPiece;  // [query][width]
     float* out = piece + kQueryBlock * width;                    // [query][width], merged so far
     float max[kQueryBlock], sum[kQueryBlock];
     const std::int64_t last = t.queries[t.count - 1].position;
     int from = 0;  // first query that reaches the piece, later the tile or chunk
     for (std::int64_t p0 = 0; p0 <= last; p0 += num::kAttentionPiece) {
-        const int length = static_cast<int>(last - p0 + 1 < num::kAttentionPiece ? last - p0 + 1 : num::kAttentionPiece);
+        const int length =
+            static_cast<int>(last - p0 + 1 < num::kAttentionPiece ? last - p0 + 1 : num::kAttentionPiece);
         const auto reach = [&](int query, int at) {  // positions the query sees of the piece from `at` on
             const std::int64_t n = t.queries[query].position - (p0 + at) + 1;
             return static_cast<int>(n < num::kAttentionPiece - at ? n : num::kAttentionPiece - at);
@@ -240,7 +250,8 @@ void attend(const AttendTask& t) {
             F dots[kQueryBlock];
             const int count = t.count - reaching;
             for (int i = 0; i < count; ++i) q[i] = t.queries[reaching + i].q;
-            tile_dot<FloatTile>(reinterpret_cast<const std::uint8_t*>(decoded), nullptr, t.head_dim, q, count, dots);
+            tile_dot<FloatTile>(reinterpret_cast<const std::uint8_t*>(decoded), nullptr, t.head_dim, q, count,
+                                dots);
             for (int i = 0; i < count; ++i)
                 store(scores + (reaching + i) * num::kAttentionPiece + at, mul(dots[i], set(t.scale)));
         }
@@ -249,7 +260,9 @@ void attend(const AttendTask& t) {
             const int n = reach(i, 0);
             float* s = scores + i * num::kAttentionPiece;
             const float m = piece_max[i] = num::piece_max(s, n);
-            over(n, [=](std::int64_t k, int lanes) { store_some(s + k, exp(sub(load_some(s + k, lanes), set(m))), lanes); });
+            over(n, [=](std::int64_t k, int lanes) {
+                store_some(s + k, exp(sub(load_some(s + k, lanes), set(m))), lanes);
+            });
             piece_sum[i] = num::sum(s, n);
             for (int d = 0; d < width; ++d) piece[i * width + d] = 0.0f;
         }
@@ -259,8 +272,8 @@ void attend(const AttendTask& t) {
             decode_values(t, p0 + at, length - at < num::kChunk ? length - at : num::kChunk, width, decoded);
             for (int i = reaching; i < t.count; ++i) {
                 const int n = reach(i, at);
-                add_chunk(scores + i * num::kAttentionPiece + at, decoded, n < num::kChunk ? n : num::kChunk, width,
-                          piece + i * width);
+                add_chunk(scores + i * num::kAttentionPiece + at, decoded, n < num::kChunk ? n : num::kChunk,
+                          width, piece + i * width);
             }
         }
         for (int i = from; i < t.count; ++i) {
@@ -275,14 +288,16 @@ void attend(const AttendTask& t) {
             max[i] = g.max;
             sum[i] = num::merge_value(sum[i], piece_sum[i], g);
             const F old_scale = set(g.old_scale), new_scale = set(g.new_scale);
-            for (int d = 0; d < width; d += 16) store(old + d, fma(load(now + d), new_scale, mul(load(old + d), old_scale)));
+            for (int d = 0; d < width; d += 16)
+                store(old + d, fma(load(now + d), new_scale, mul(load(old + d), old_scale)));
         }
     }
     for (int i = 0; i < t.count; ++i) {
         const Query& query = t.queries[i];
         const F l = set(sum[i]);
         over(t.head_dim, [&](std::int64_t d, int n) {
-            store_some(query.out + d, mul(div(load(out + i * width + d), l), sigmoid(load_some(query.gate + d, n))), n);
+            store_some(query.out + d,
+                       mul(div(load(out + i * width + d), l), sigmoid(load_some(query.gate + d, n))), n);
         });
     }
 }

@@ -1,19 +1,17 @@
-// Norms, activations, routing and the choice of a token. Included inside the anonymous namespace of each kernel source.
+// Norms, activations, routing and the choice of a token. Included inside the anonymous namespace of each
+// kernel source.
 #pragma once
 
 /// Runs op(first element, lanes) over n elements; lanes is 16 except in the last call.
-template <class Op>
-inline void over(std::int64_t n, Op op) {
+template <class Op> inline void over(std::int64_t n, Op op) {
     std::int64_t i = 0;
     for (; i + 16 <= n; i += 16) op(i, 16);
     if (i < n) op(i, static_cast<int>(n - i));
 }
 inline F load_some(const float* p, int n) { return n == 16 ? load(p) : load_first(p, n); }
 inline void store_some(float* p, F a, int n) {
-    if (n == 16)
-        store(p, a);
-    else
-        store_first(p, a, n);
+    if (n == 16) store(p, a);
+    else store_first(p, a, n);
 }
 
 /// num::sum_of_squares with the chains of four chunks running together.
@@ -48,28 +46,35 @@ inline F sigmoid(F x) { return div(set(1.0f), add(set(1.0f), exp(mul(x, set(-1.0
 
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t width, float* y) {
     const F scale = set(num::rms_scale(sum_of_squares(x, width), width, eps));
-    over(width,
-         [=](std::int64_t i, int n) { store_some(y + i, mul(mul(load_some(x + i, n), scale), load_some(weight + i, n)), n); });
+    over(width, [=](std::int64_t i, int n) {
+        store_some(y + i, mul(mul(load_some(x + i, n), scale), load_some(weight + i, n)), n);
+    });
 }
 
 void expert_act(const float* gate, const float* up, std::int64_t n, float* act) {
-    over(n, [=](std::int64_t i, int m) { store_some(act + i, mul(silu(load_some(gate + i, m)), load_some(up + i, m)), m); });
+    over(n, [=](std::int64_t i, int m) {
+        store_some(act + i, mul(silu(load_some(gate + i, m)), load_some(up + i, m)), m);
+    });
 }
 
 void expert_add(float weight, const float* y, std::int64_t n, float* acc) {
-    over(n,
-         [=](std::int64_t i, int m) { store_some(acc + i, fma(set(weight), load_some(y + i, m), load_some(acc + i, m)), m); });
+    over(n, [=](std::int64_t i, int m) {
+        store_some(acc + i, fma(set(weight), load_some(y + i, m), load_some(acc + i, m)), m);
+    });
 }
 
 void add_to(const float* h, const float* y, float* sum, std::int64_t n) {
-    over(n, [=](std::int64_t i, int m) { store_some(sum + i, add(load_some(h + i, m), load_some(y + i, m)), m); });
+    over(n, [=](std::int64_t i, int m) {
+        store_some(sum + i, add(load_some(h + i, m), load_some(y + i, m)), m);
+    });
 }
 
 void route(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
     num::route(logits, experts, top_k, ids, weights);
 }
 
-void argmax(const float* logits, std::int64_t ids, const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) {
+void argmax(const float* logits, std::int64_t ids, const std::uint8_t* masked, std::int32_t* token,
+            std::int32_t* finite) {
     std::int32_t bad = 0;
     for (std::int64_t i = 0; i < ids; ++i) bad |= (num::bits_of(logits[i]) & 0x7f800000u) == 0x7f800000u;
     *finite = bad ? 0 : 1;

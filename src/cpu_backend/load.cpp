@@ -24,9 +24,12 @@ void interleave(const std::byte* from, std::size_t bytes, std::int64_t lane, std
 /// Each of these says whether the row holds something that is not allowed (stored.hpp).
 
 /// The inner scales of one row of 4-bit codes.
-bool fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to) {
-    const auto* scales = reinterpret_cast<const std::uint8_t*>(b.scales + static_cast<std::size_t>(row) * b.scale_pitch);
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(b.codes + static_cast<std::size_t>(row) * b.pitch);
+bool fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane,
+                      std::uint8_t* to) {
+    const auto* scales =
+        reinterpret_cast<const std::uint8_t*>(b.scales + static_cast<std::size_t>(row) * b.scale_pitch);
+    const auto* codes =
+        reinterpret_cast<const std::uint8_t*>(b.codes + static_cast<std::size_t>(row) * b.pitch);
     const std::int64_t count = scales_per_row(s.format, s.cols), group = scale_group(s.format) / 2;
     bool faulty = false;
     for (std::int64_t j = 0; j < count; ++j) {
@@ -36,7 +39,8 @@ bool fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row
         } else if ((x & 0x7f) == 0x7f) {
             // Exporters write NaN over groups of zeros. Such a group adds nothing; any other is refused.
             const std::int64_t end = std::min((j + 1) * group, s.cols / 2);
-            faulty |= std::any_of(codes + j * group, codes + end, [](std::uint8_t pair) { return (pair & 0x77) != 0; });
+            faulty |= std::any_of(codes + j * group, codes + end,
+                                  [](std::uint8_t pair) { return (pair & 0x77) != 0; });
             x = 0;
         } else if (x & 0x80) {
             faulty |= x != 0x80;
@@ -47,8 +51,10 @@ bool fill_4bit_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row
     return faulty;
 }
 
-bool fill_block_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane, std::uint8_t* to) {
-    const std::byte* scales = b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
+bool fill_block_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, std::int64_t lane,
+                       std::uint8_t* to) {
+    const std::byte* scales =
+        b.scales + static_cast<std::size_t>((b.first_row + row) / num::kBlock) * b.scale_pitch;
     const std::int64_t count = scales_per_row(s.format, s.cols);
     bool faulty = false;
     for (std::int64_t j = 0; j < count; ++j) {
@@ -62,7 +68,8 @@ bool fill_block_scales(const MatrixSource& s, const RowBlock& b, std::int64_t ro
 
 bool fill_multiplier(const MatrixSource& s, const RowBlock& b, std::int64_t row, float* to) {
     *to = s.format == Format::fp8_row && b.row_scales
-              ? scale_value(b.row_scales + static_cast<std::size_t>(row) * size_of(b.row_scale_type), b.row_scale_type, b)
+              ? scale_value(b.row_scales + static_cast<std::size_t>(row) * size_of(b.row_scale_type),
+                            b.row_scale_type, b)
               : b.multiplier;
     return !(*to > 0.0f && num::is_finite(*to));
 }
@@ -76,7 +83,8 @@ bool has_faulty_codes(const MatrixSource& s, const std::byte* codes) {
             faulty |= (code & 0x7f80u) == 0x7f80u;
         }
     } else if (!is_4bit(s.format)) {
-        for (std::int64_t k = 0; k < s.cols; ++k) faulty |= (static_cast<std::uint8_t>(codes[k]) & 0x7fu) == 0x7fu;
+        for (std::int64_t k = 0; k < s.cols; ++k)
+            faulty |= (static_cast<std::uint8_t>(codes[k]) & 0x7fu) == 0x7fu;
     }
     return faulty != 0;
 }
@@ -85,7 +93,8 @@ bool has_faulty_codes(const MatrixSource& s, const std::byte* codes) {
 
 CpuMatrix::CpuMatrix(Backend& backend, const MatrixSource& s)
     : codes_per_tile_(code_bytes(s.format, s.cols) * kRowTile),
-      scales_per_tile_(static_cast<std::size_t>(scales_per_row(s.format, s.cols)) * scale_bytes(s.format) * kRowTile) {
+      scales_per_tile_(static_cast<std::size_t>(scales_per_row(s.format, s.cols)) * scale_bytes(s.format) *
+                       kRowTile) {
     format = s.format;
     groups = s.groups;
     rows = s.rows;
@@ -105,14 +114,17 @@ TileView CpuMatrix::view(std::int64_t group) const {
             cols,
             p + tile * codes_per_tile_,
             p + scales_at_ + tile * scales_per_tile_,
-            has_row_scale(format) ? reinterpret_cast<const float*>(p + multipliers_at_) + tile * kRowTile : nullptr,
+            has_row_scale(format) ? reinterpret_cast<const float*>(p + multipliers_at_) + tile * kRowTile
+                                  : nullptr,
             codes_per_tile_,
             scales_per_tile_};
 }
 
 const CpuMatrix& cpu_matrix(const Matrix& m) {
     const auto* p = dynamic_cast<const CpuMatrix*>(&m);
-    if (!p) throw Error(Exit::failure, "a matrix of another backend, or a lookup table, was given to the CPU backend");
+    if (!p)
+        throw Error(Exit::failure,
+                    "a matrix of another backend, or a lookup table, was given to the CPU backend");
     return *p;
 }
 
@@ -134,12 +146,8 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
             const std::size_t bytes = code_bytes(source.format, source.cols);
             faulty |= has_faulty_codes(source, from);
             switch (source.format) {
-                case Format::bf16:
-                    interleave<4>(from, bytes, lane, to);
-                    break;
-                case Format::fp8_row:
-                    interleave<2>(from, bytes, lane, to);
-                    break;
+                case Format::bf16: interleave<4>(from, bytes, lane, to); break;
+                case Format::fp8_row: interleave<2>(from, bytes, lane, to); break;
                 case Format::fp8_block:
                     interleave<2>(from, bytes, lane, to);
                     faulty |= fill_block_scales(source, b, r, lane, to_scales);
@@ -151,7 +159,8 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
                     break;
             }
             if (has_row_scale(source.format))
-                faulty |= fill_multiplier(source, b, r, matrix->multipliers() + tile * kRowTile + static_cast<std::size_t>(lane));
+                faulty |= fill_multiplier(
+                    source, b, r, matrix->multipliers() + tile * kRowTile + static_cast<std::size_t>(lane));
         }
         if (faulty) refuse_faults(source, b);
     }

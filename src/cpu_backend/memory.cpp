@@ -19,22 +19,29 @@ namespace ftmpi {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< from here on memory is mapped, so that untouched pages cost nothing
+constexpr std::size_t kLarge =
+    std::size_t{1} << 20;  ///< from here on memory is mapped, so that untouched pages cost nothing
 
-std::string_view name_of(Simd simd) { return simd == Simd::plain ? "plain" : simd == Simd::avx2 ? "avx2" : "avx512"; }
+std::string_view name_of(Simd simd) {
+    return simd == Simd::plain ? "plain" : simd == Simd::avx2 ? "avx2" : "avx512";
+}
 
 const cpu::Kernels& kernels_of(Simd simd) {
     if (!supported(simd))
-        throw Error(Exit::usage, "this processor does not run the " + std::string(name_of(simd)) + " kernels");
-    return simd == Simd::plain ? cpu::kernels_plain() : simd == Simd::avx2 ? cpu::kernels_avx2() : cpu::kernels_avx512();
+        throw Error(Exit::usage,
+                    "this processor does not run the " + std::string(name_of(simd)) + " kernels");
+    return simd == Simd::plain  ? cpu::kernels_plain()
+           : simd == Simd::avx2 ? cpu::kernels_avx2()
+                                : cpu::kernels_avx512();
 }
 
 [[noreturn]] void out_of_memory(std::size_t bytes, std::string_view what) {
-    throw Error(Exit::does_not_fit,
-                "out of host memory: " + std::to_string(bytes) + " bytes for " + std::string(what.empty() ? "a buffer" : what));
+    throw Error(Exit::does_not_fit, "out of host memory: " + std::to_string(bytes) + " bytes for " +
+                                        std::string(what.empty() ? "a buffer" : what));
 }
 
-/// By the processor's own word, because clang 14 does not know the name. That the system keeps the wide registers is in "avx2".
+/// By the processor's own word, because clang 14 does not know the name. That the system keeps the wide
+/// registers is in "avx2".
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -83,7 +90,8 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, std::optional<Simd> simd)
 }
 
 CpuBackend::CpuBackend(int threads, Simd simd) : threads_(threads), simd_(simd), kernels_(kernels_of(simd)) {
-    if (threads < 1) throw Error(Exit::usage, "the CPU backend needs at least 1 thread, not " + std::to_string(threads));
+    if (threads < 1)
+        throw Error(Exit::usage, "the CPU backend needs at least 1 thread, not " + std::to_string(threads));
     pool_ = std::make_unique<Threads>(threads);
     check_denormals();
 }
@@ -114,8 +122,10 @@ DeviceInfo CpuBackend::info() const {
             break;
         }
     d.capability = simd_ == Simd::plain ? "plain" : simd_ == Simd::avx2 ? "AVX2" : "AVX-512";
-    d.total_bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    d.free_bytes = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    d.total_bytes =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    d.free_bytes =
+        static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     std::ifstream meminfo("/proc/meminfo");
     std::string key;
     for (std::size_t kib = 0; meminfo >> key >> kib; meminfo.ignore(64, '\n'))
@@ -149,10 +159,8 @@ void CpuBackend::release(void* p) noexcept {
     const std::size_t bytes = at->second;
     sizes_.erase(at);
     held_ -= bytes;
-    if (bytes >= kLarge)
-        munmap(p, bytes);
-    else
-        std::free(p);
+    if (bytes >= kLarge) munmap(p, bytes);
+    else std::free(p);
 }
 
 std::size_t CpuBackend::held_bytes() const {

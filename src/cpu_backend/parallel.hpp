@@ -1,4 +1,5 @@
-// How the CPU backend spreads a step over its threads. Which thread does what never changes a bit: no sum crosses tasks.
+// How the CPU backend spreads a step over its threads. Which thread does what never changes a bit: no sum
+// crosses tasks.
 #pragma once
 
 #include "../cpu_backend.hpp"
@@ -6,11 +7,11 @@
 
 namespace ftmpi {
 
-/// Multiply-adds from which starting the threads pays: some 60 us of one thread, against about 10 us to wake another.
+/// Multiply-adds from which starting the threads pays: some 60 us of one thread, against about 10 us to wake
+/// another.
 inline constexpr double kWorthThreads = 2e6;
 
-template <class Task>
-void CpuBackend::parallel(std::int64_t count, double work, Task task) {
+template <class Task> void CpuBackend::parallel(std::int64_t count, double work, Task task) {
     if (threads_ == 1 || count < 2 || work < kWorthThreads) {
         for (std::int64_t i = 0; i < count; ++i) task(i, 0);
         return;

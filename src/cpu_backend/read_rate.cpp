@@ -17,7 +17,8 @@ constexpr int kPasses = 5;
 }  // namespace
 
 double CpuBackend::measure_read_rate() {
-    const DeviceArray<std::uint64_t> memory(*this, static_cast<std::int64_t>(kProbeBytes / 8), "the read rate's probe");
+    const DeviceArray<std::uint64_t> memory(*this, static_cast<std::int64_t>(kProbeBytes / 8),
+                                            "the read rate's probe");
     const std::int64_t words = memory.size(), piece = words / threads_ / 8 * 8;
     std::vector<std::uint64_t> sums(static_cast<std::size_t>(threads_));
     double best = 0;

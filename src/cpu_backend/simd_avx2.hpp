@@ -44,16 +44,9 @@ inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x
 inline I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I iand(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I ior(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-template <int N>
-inline I shift_left(I x) {
-    return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
-}
-template <int N>
-inline I shift_right(I x) {
-    return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)};
-}
-template <int N>
-inline I shift_right_signed(I x) {
+template <int N> inline I shift_left(I x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N> inline I shift_right(I x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+template <int N> inline I shift_right_signed(I x) {
     return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)};
 }
 inline F if_greater(I x, I y, F yes, F no) {
@@ -82,8 +75,8 @@ inline F halves(__m256i v) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
 }
 
-/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's bits shifted into
-/// a half float, which is exact for subnormals as well.
+/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's
+/// bits shifted into a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {
     const __m256i keep = _mm256_set1_epi16(static_cast<short>(0xbf80));
     for (int h = 0; h < 2; ++h) {
@@ -104,7 +97,8 @@ struct Codes {
     I even[2], odd[2];
 };
 inline void unpack(const std::uint8_t* p, Codes& c) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m256i low = _mm256_set1_epi8(15);
     const auto even = [&](__m256i v) { return _mm256_shuffle_epi8(table, _mm256_and_si256(v, low)); };
     const auto odd = [&](__m256i v) { return even(_mm256_srli_epi16(v, 4)); };
@@ -115,7 +109,8 @@ inline void unpack(const std::uint8_t* p, Codes& c) {
     }
 }
 
-/// Sum of (code value + 12) * q over the 16 columns; q as QuantChunk stores it. No 16-bit sum passes 24 * 128 * 8.
+/// Sum of (code value + 12) * q over the 16 columns; q as QuantChunk stores it. No 16-bit sum passes 24 * 128
+/// * 8.
 inline I group_sum(const Codes& c, const std::int8_t* q) {
     const auto four = [q](int at) {
         int x;
@@ -133,5 +128,6 @@ inline I group_sum(const Codes& c, const std::int8_t* q) {
         return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)),
                                 _mm256_madd_epi16(high, _mm256_set1_epi16(num::kPlane)));
     };
-    return {half(c.even[0].a, c.odd[0].a, c.even[1].a, c.odd[1].a), half(c.even[0].b, c.odd[0].b, c.even[1].b, c.odd[1].b)};
+    return {half(c.even[0].a, c.odd[0].a, c.even[1].a, c.odd[1].a),
+            half(c.even[0].b, c.odd[0].b, c.even[1].b, c.odd[1].b)};
 }

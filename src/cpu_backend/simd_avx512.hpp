@@ -16,7 +16,9 @@ inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-inline F if_greater(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes); }
+inline F if_greater(F a, F b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
+}
 
 inline I iset(int x) { return _mm512_set1_epi32(x); }
 inline I iload(const void* p) { return _mm512_loadu_si512(p); }
@@ -24,19 +26,12 @@ inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
 inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
-template <int N>
-inline I shift_left(I a) {
-    return _mm512_slli_epi32(a, N);
+template <int N> inline I shift_left(I a) { return _mm512_slli_epi32(a, N); }
+template <int N> inline I shift_right(I a) { return _mm512_srli_epi32(a, N); }
+template <int N> inline I shift_right_signed(I a) { return _mm512_srai_epi32(a, N); }
+inline F if_greater(I a, I b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(a, b), no, yes);
 }
-template <int N>
-inline I shift_right(I a) {
-    return _mm512_srli_epi32(a, N);
-}
-template <int N>
-inline I shift_right_signed(I a) {
-    return _mm512_srai_epi32(a, N);
-}
-inline F if_greater(I a, I b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(a, b), no, yes); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
@@ -50,8 +45,8 @@ inline I widen_words(const std::uint8_t* p) {
 /// The 32-bit words at base + offsets (bytes).
 inline I gather(const void* base, I offsets) { return _mm512_i32gather_epi32(offsets, base, 1); }
 
-/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's bits shifted into
-/// a half float, which is exact for subnormals as well.
+/// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's
+/// bits shifted into a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {
     const __m512i v = iload(p), keep = _mm512_set1_epi16(static_cast<short>(0xbf80));
     const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 1), keep);
@@ -73,7 +68,8 @@ struct Codes {
     __m512i even[2], odd[2];
 };
 inline void unpack(const std::uint8_t* p, Codes& c) {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m512i low = _mm512_set1_epi8(15);
     for (int o = 0; o < 2; ++o) {
         const __m512i v = iload(p + 64 * o);
@@ -82,7 +78,8 @@ inline void unpack(const std::uint8_t* p, Codes& c) {
     }
 }
 
-/// Sum of (code value + 12) * q over the 16 columns; q as QuantChunk stores it. No 16-bit sum passes 24 * 128 * 8.
+/// Sum of (code value + 12) * q over the 16 columns; q as QuantChunk stores it. No 16-bit sum passes 24 * 128
+/// * 8.
 inline I group_sum(const Codes& c, const std::int8_t* q) {
     const auto four = [q](int at) {
         int x;
@@ -96,5 +93,6 @@ inline I group_sum(const Codes& c, const std::int8_t* q) {
     high = _mm512_add_epi16(high, _mm512_maddubs_epi16(c.even[1], four(24)));
     low = _mm512_add_epi16(low, _mm512_maddubs_epi16(c.odd[1], four(20)));
     high = _mm512_add_epi16(high, _mm512_maddubs_epi16(c.odd[1], four(28)));
-    return iadd(_mm512_madd_epi16(low, _mm512_set1_epi16(1)), _mm512_madd_epi16(high, _mm512_set1_epi16(num::kPlane)));
+    return iadd(_mm512_madd_epi16(low, _mm512_set1_epi16(1)),
+                _mm512_madd_epi16(high, _mm512_set1_epi16(num::kPlane)));
 }

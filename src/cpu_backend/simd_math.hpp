@@ -1,4 +1,5 @@
-// Steps of numerics.hpp on 16 lanes, operation by operation. Included inside the anonymous namespace of a SIMD kernel source.
+// Steps of numerics.hpp on 16 lanes, operation by operation. Included inside the anonymous namespace of a
+// SIMD kernel source.
 #pragma once
 
 inline F round_even(F x) {
@@ -18,7 +19,8 @@ inline F exp(F x) {
     p = fma(p, r, set(0.4999999403953552f));
     p = add(fma(mul(p, r), r, r), set(1.0f));
     const I k = truncate(n), half = shift_right_signed<1>(k);
-    p = mul(mul(p, pow2(half)), pow2(isub(k, half)));  // garbage outside the range, replaced below; NaN stays NaN
+    p = mul(mul(p, pow2(half)),
+            pow2(isub(k, half)));  // garbage outside the range, replaced below; NaN stays NaN
     p = if_greater(x, set(88.73f), set(num::float_of(0x7f800000u)), p);
     return if_greater(set(-104.0f), x, zero(), p);
 }

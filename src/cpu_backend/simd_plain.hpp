@@ -1,5 +1,5 @@
-// 16 lanes as an array, each lane computed by the functions of numerics.hpp: the form the others are held equal to.
-// Included once, inside the anonymous namespace of kernels_plain.cpp.
+// 16 lanes as an array, each lane computed by the functions of numerics.hpp: the form the others are held
+// equal to. Included once, inside the anonymous namespace of kernels_plain.cpp.
 #pragma once
 
 struct F {  ///< 16 floats; a lane is a matrix row, a channel, a state column or a position
@@ -9,8 +9,7 @@ struct I {  ///< 16 int32
     std::int32_t v[16];
 };
 
-template <class R, class Op>
-inline R lanes(Op op) {
+template <class R, class Op> inline R lanes(Op op) {
     R r;
     for (int i = 0; i < 16; ++i) r.v[i] = op(i);
     return r;
@@ -61,13 +60,13 @@ inline I isub(const I& a, const I& b) {
 inline I iand(const I& a, const I& b) {
     return lanes<I>([&](int i) { return a.v[i] & b.v[i]; });
 }
-template <int N>
-inline I shift_left(const I& a) {
-    return lanes<I>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << N); });
+template <int N> inline I shift_left(const I& a) {
+    return lanes<I>(
+        [&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << N); });
 }
-template <int N>
-inline I shift_right(const I& a) {
-    return lanes<I>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> N); });
+template <int N> inline I shift_right(const I& a) {
+    return lanes<I>(
+        [&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> N); });
 }
 inline F as_float(const I& a) {
     return lanes<F>([&](int i) { return num::float_of(static_cast<std::uint32_t>(a.v[i])); });

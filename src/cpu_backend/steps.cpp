@@ -31,24 +31,28 @@ void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
     }
 }
 
-void CpuBackend::place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) {
+void CpuBackend::place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                            std::int64_t ids) {
     for (const Row& row : rows) {
         const std::int32_t token = tokens[row.token];
         *to++ = {token >= 0 && token < ids ? token : 0, row.slot, row.position};
     }
 }
 
-void CpuBackend::rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) {
-    parallel(rows, static_cast<double>(rows * width) * 4,
-             [=, this](std::int64_t r, int) { kernels_.rms_norm(x + r * width, weight, eps, width, y + r * width); });
+void CpuBackend::rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
+                          std::int64_t width, float* y) {
+    parallel(rows, static_cast<double>(rows * width) * 4, [=, this](std::int64_t r, int) {
+        kernels_.rms_norm(x + r * width, weight, eps, width, y + r * width);
+    });
 }
 
-const InputRow* CpuBackend::inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized, cpu::Scratch& chunks,
-                                   std::vector<InputRow>& to) {
+const InputRow* CpuBackend::inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized,
+                                   cpu::Scratch& chunks, std::vector<InputRow>& to) {
     const std::int64_t per_row = (cols + num::kChunk - 1) / num::kChunk;
     QuantChunk* q = quantized ? chunks.get<QuantChunk>(static_cast<std::size_t>(rows * per_row)) : nullptr;
     to.resize(static_cast<std::size_t>(rows));
-    for (std::int64_t r = 0; r < rows; ++r) to[static_cast<std::size_t>(r)] = {x + r * cols, q ? q + r * per_row : nullptr};
+    for (std::int64_t r = 0; r < rows; ++r)
+        to[static_cast<std::size_t>(r)] = {x + r * cols, q ? q + r * per_row : nullptr};
     if (q)
         parallel(rows, static_cast<double>(rows * cols) * 8,
                  [=, this](std::int64_t r, int) { kernels_.quantize(x + r * cols, cols, q + r * per_row); });
@@ -62,7 +66,8 @@ void CpuBackend::project(std::span<const Projection> to, const float* x, std::in
     double work = 0;
     std::int64_t all_tiles = 0;
     for (const Projection& p : to) {
-        if (p.matrix->cols != cols) throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+        if (p.matrix->cols != cols)
+            throw Error(Exit::failure, "matrices of one step differ in their number of columns");
         quantized = quantized || (is_4bit(p.matrix->format) && p.matrix->rows > 0);
         work += work_of(*p.matrix) * static_cast<double>(rows);
         all_tiles += cpu_matrix(*p.matrix).tiles();
@@ -75,17 +80,20 @@ void CpuBackend::project(std::span<const Projection> to, const float* x, std::in
         const Projection* to;
     };
     std::vector<Part> parts;
-    const std::int64_t grain = threads_ == 1 ? all_tiles : std::max<std::int64_t>(1, all_tiles / (4 * threads_));
+    const std::int64_t grain =
+        threads_ == 1 ? all_tiles : std::max<std::int64_t>(1, all_tiles / (4 * threads_));
     for (const Projection& p : to) {
         const auto& m = cpu_matrix(*p.matrix);
-        for (std::int64_t t = 0; t < m.tiles(); t += grain) parts.push_back({m.view(0), t, std::min(m.tiles(), t + grain), &p});
+        for (std::int64_t t = 0; t < m.tiles(); t += grain)
+            parts.push_back({m.view(0), t, std::min(m.tiles(), t + grain), &p});
     }
     parallel(static_cast<std::int64_t>(parts.size()), work, [&](std::int64_t i, int) {
         const Part& part = parts[static_cast<std::size_t>(i)];
         float* out[64];
         for (std::int64_t r0 = 0; r0 < rows; r0 += 64) {
             const std::int64_t n = std::min<std::int64_t>(64, rows - r0);
-            for (std::int64_t r = 0; r < n; ++r) out[r] = part.to->out + (r0 + r) * part.to->stride + part.begin * kRowTile;
+            for (std::int64_t r = 0; r < n; ++r)
+                out[r] = part.to->out + (r0 + r) * part.to->stride + part.begin * kRowTile;
             kernels_.dot(part.view, part.begin, part.end, in + r0, n, out);
         }
     });
@@ -94,7 +102,8 @@ void CpuBackend::project(std::span<const Projection> to, const float* x, std::in
 void CpuBackend::route(const float* logits, std::int64_t rows, int experts, const Routes& routes) {
     const int k = routes.top_k;
     if (k < 1 || k > experts)
-        throw Error(Exit::failure, "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
+        throw Error(Exit::failure,
+                    "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
     parallel(rows, static_cast<double>(rows) * experts * k * 4, [=, this](std::int64_t r, int) {
         kernels_.route(logits + r * experts, experts, k, routes.experts + r * k, routes.weights + r * k);
     });
@@ -107,7 +116,8 @@ void CpuBackend::group_by_expert(const Routes& routes, std::int64_t rows, std::i
     for (std::int64_t c = 0; c < choices; ++c) {
         const std::int32_t e = routes.experts[c];
         if (e < 0 || e >= experts)
-            throw Error(Exit::failure, "expert " + std::to_string(e) + " was chosen of " + std::to_string(experts));
+            throw Error(Exit::failure,
+                        "expert " + std::to_string(e) + " was chosen of " + std::to_string(experts));
         ++begin_[static_cast<std::size_t>(e) + 1];
     }
     for (std::size_t e = 0; e < static_cast<std::size_t>(experts); ++e) begin_[e + 1] += begin_[e];
@@ -116,8 +126,9 @@ void CpuBackend::group_by_expert(const Routes& routes, std::int64_t rows, std::i
         order_[static_cast<std::size_t>(next[static_cast<std::size_t>(routes.experts[c])]++)] = c;
 }
 
-void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows,
-                            float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride) {
+void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                            std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                            std::int64_t shared_stride) {
     const auto &experts = cpu_matrix(routed), &always = cpu_matrix(shared);
     const bool any_routed = routed.rows > 0, any_shared = shared.rows > 0;
     if (rows == 0 || (!any_routed && !any_shared)) return;
@@ -137,13 +148,16 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Ro
     std::vector<Part> parts;
     const auto add_parts = [&](std::int64_t expert, std::int64_t tiles) {
         const std::int64_t half = threads_ == 1 ? tiles : (tiles + 1) / 2;
-        for (std::int64_t t = 0; t < tiles; t += half) parts.push_back({expert, t, std::min(tiles, t + half)});
+        for (std::int64_t t = 0; t < tiles; t += half)
+            parts.push_back({expert, t, std::min(tiles, t + half)});
     };
     if (any_shared) add_parts(-1, always.tiles());
     for (std::int64_t e = 0; any_routed && e < routed.groups; ++e)
-        if (begin_[static_cast<std::size_t>(e)] != begin_[static_cast<std::size_t>(e) + 1]) add_parts(e, experts.tiles());
+        if (begin_[static_cast<std::size_t>(e)] != begin_[static_cast<std::size_t>(e) + 1])
+            add_parts(e, experts.tiles());
 
-    const double work = work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
+    const double work =
+        work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
     parallel(static_cast<std::int64_t>(parts.size()), work, [&](std::int64_t i, int) {
         const Part& part = parts[static_cast<std::size_t>(i)];
         const bool is_shared = part.expert < 0;
@@ -157,7 +171,8 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Ro
             for (std::int64_t c = 0; c < n; ++c) {
                 const std::int64_t choice = is_shared ? c0 + c : order_[static_cast<std::size_t>(c0 + c)];
                 list[c] = in[is_shared ? choice : choice / k];
-                out[c] = (is_shared ? raw_shared + choice * shared.rows : raw + choice * routed.rows) + part.begin * kRowTile;
+                out[c] = (is_shared ? raw_shared + choice * shared.rows : raw + choice * routed.rows) +
+                         part.begin * kRowTile;
             }
             kernels_.dot(view, part.begin, part.end, list, n, out);
         }
@@ -166,40 +181,46 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Ro
     const std::int64_t width = routed.rows / 2, shared_width = shared.rows / 2;
     parallel(rows, static_cast<double>(choices * width + rows * shared_width) * 16, [&](std::int64_t r, int) {
         for (std::int64_t c = r * k; c < (r + 1) * k; ++c)
-            kernels_.expert_act(raw + c * routed.rows, raw + c * routed.rows + width, width, act + c * stride);
+            kernels_.expert_act(raw + c * routed.rows, raw + c * routed.rows + width, width,
+                                act + c * stride);
         const float* s = raw_shared + r * shared.rows;
         kernels_.expert_act(s, s + shared_width, shared_width, shared_act + r * shared_stride);
     });
 }
 
-void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
-                              const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
-                              std::int64_t stride) {
+void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes,
+                              const float* act, const float* shared_act, const float* shared_gate,
+                              std::int64_t rows, float* out, std::int64_t stride) {
     const auto &experts = cpu_matrix(routed), &always = cpu_matrix(shared);
     if (routed.rows != shared.rows)
         throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
     if (rows == 0 || routed.rows == 0) return;
     const std::int64_t choices = rows * routes.top_k;
     const InputRow* in = inputs(act, choices, routed.cols, is_4bit(routed.format), chunks_, inputs_);
-    const InputRow* in_shared = inputs(shared_act, rows, shared.cols, is_4bit(shared.format), shared_chunks_, shared_inputs_);
+    const InputRow* in_shared =
+        inputs(shared_act, rows, shared.cols, is_4bit(shared.format), shared_chunks_, shared_inputs_);
     group_by_expert(routes, rows, routed.groups);
 
     // A task owns some output rows for all of the step's rows, and adds the experts there in rising id.
     const std::int64_t tiles = experts.tiles(), fit = std::max<std::int64_t>(2, 256 / rows);
-    const std::int64_t grain = std::min(fit, threads_ == 1 ? tiles : (tiles + 2 * threads_ - 1) / (2 * threads_));
+    const std::int64_t grain =
+        std::min(fit, threads_ == 1 ? tiles : (tiles + 2 * threads_ - 1) / (2 * threads_));
     const std::size_t per_thread = static_cast<std::size_t>(64 * grain * kRowTile);
     float* results = results_.get<float>(per_thread * static_cast<std::size_t>(threads_));
-    const double work = work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
+    const double work =
+        work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
     parallel((tiles + grain - 1) / grain, work, [&](std::int64_t i, int thread) {
         const std::int64_t begin = i * grain, end = std::min(tiles, begin + grain), first = begin * kRowTile;
         const std::int64_t width = std::min(routed.rows, end * kRowTile) - first;
         float* y = results + per_thread * static_cast<std::size_t>(thread);
         InputRow list[64];
         float* to[64];
-        for (std::int64_t r = 0; r < rows; ++r) std::memset(out + r * stride + first, 0, static_cast<std::size_t>(width) * 4);
+        for (std::int64_t r = 0; r < rows; ++r)
+            std::memset(out + r * stride + first, 0, static_cast<std::size_t>(width) * 4);
         for (std::int64_t n = 0; n < 64; ++n) to[n] = y + n * grain * kRowTile;
         for (std::int64_t e = 0; e < routed.groups; ++e)
-            for (std::int64_t c0 = begin_[static_cast<std::size_t>(e)], last = begin_[static_cast<std::size_t>(e) + 1];
+            for (std::int64_t c0 = begin_[static_cast<std::size_t>(e)],
+                              last = begin_[static_cast<std::size_t>(e) + 1];
                  c0 < last; c0 += 64) {
                 const std::int64_t n = std::min<std::int64_t>(64, last - c0);
                 const std::int64_t* choice = order_.data() + c0;
@@ -213,17 +234,21 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const 
             const std::int64_t n = std::min<std::int64_t>(64, rows - r0);
             kernels_.dot(always.view(0), begin, end, in_shared + r0, n, to);
             for (std::int64_t r = 0; r < n; ++r)
-                kernels_.expert_add(num::sigmoid(shared_gate[r0 + r]), to[r], width, out + (r0 + r) * stride + first);
+                kernels_.expert_add(num::sigmoid(shared_gate[r0 + r]), to[r], width,
+                                    out + (r0 + r) * stride + first);
         }
     });
 }
 
-void CpuBackend::add(const float* h, const float* y, float* sum, std::int64_t n) { kernels_.add(h, y, sum, n); }
+void CpuBackend::add(const float* h, const float* y, float* sum, std::int64_t n) {
+    kernels_.add(h, y, sum, n);
+}
 
 void CpuBackend::argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) {
-    parallel(rows, static_cast<double>(rows * ids) * 4,
-             [=, this](std::int64_t r, int) { kernels_.argmax(logits + r * stride, ids, masked, token + r, finite + r); });
+    parallel(rows, static_cast<double>(rows * ids) * 4, [=, this](std::int64_t r, int) {
+        kernels_.argmax(logits + r * stride, ids, masked, token + r, finite + r);
+    });
 }
 
 }  // namespace ftmpi

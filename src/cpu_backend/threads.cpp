@@ -7,7 +7,8 @@
 namespace ftmpi {
 namespace {
 
-/// Polls before a thread sleeps, about 15 us: as long as the serial part of a step, shorter than a scheduler's turn.
+/// Polls before a thread sleeps, about 15 us: as long as the serial part of a step, shorter than a
+/// scheduler's turn.
 constexpr int kPolls = 300;
 
 void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
@@ -62,7 +63,8 @@ void Threads::run(const std::function<void(int)>& work) {
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
     attempt(0);
-    for (std::uint32_t left; (left = working_.load(std::memory_order_acquire)) != 0;) wait_while(working_, left);
+    for (std::uint32_t left; (left = working_.load(std::memory_order_acquire)) != 0;)
+        wait_while(working_, left);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 

@@ -12,17 +12,19 @@ namespace ftmpi {
 
 void require_vocabulary(const Tokenizer& tokenizer, std::int64_t rows) {
     if (tokenizer.end() > rows)
-        throw Error(Exit::bad_input, "tokenizer.json has token id " + std::to_string(tokenizer.end() - 1) +
-                                         " but the model has only " + std::to_string(rows) + " vocabulary rows",
+        throw Error(Exit::bad_input,
+                    "tokenizer.json has token id " + std::to_string(tokenizer.end() - 1) +
+                        " but the model has only " + std::to_string(rows) + " vocabulary rows",
                     "tokenizer.json and config.json belong to different models");
 }
 
-Generator::Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state, const Tokenizer& tokenizer,
-                     GenerateOptions options)
+Generator::Generator(Backend& backend, Communicator& communicator, Model& model, SequenceState& state,
+                     const Tokenizer& tokenizer, GenerateOptions options)
     : backend_(backend), communicator_(communicator), model_(model), state_(state), tokenizer_(tokenizer),
       options_(std::move(options)), vocabulary_(tokenizer.end()) {
     require_vocabulary(tokenizer, model.vocab());
-    for (std::int64_t id = 0; id < vocabulary_; ++id) masked_host_.push_back(!tokenizer.has(static_cast<std::int32_t>(id)));
+    for (std::int64_t id = 0; id < vocabulary_; ++id)
+        masked_host_.push_back(!tokenizer.has(static_cast<std::int32_t>(id)));
     masked_ = DeviceArray<std::uint8_t>(backend, vocabulary_, "token mask");
     backend.copy_in(masked_.data(), masked_host_.data(), masked_host_.size());
     chosen_ = DeviceArray<std::int32_t>(backend, 4 * std::int64_t{state.slots()}, "chosen tokens");
@@ -30,8 +32,9 @@ Generator::Generator(Backend& backend, Communicator& communicator, Model& model,
     slots_.resize(static_cast<std::size_t>(state.slots()));
     options_.prefill_chunk = std::clamp<std::int64_t>(options_.prefill_chunk, 1, model.max_rows());
     if (communicator.rank() == 0 && (options_.hash || options_.save_logits))
-        ledger_ = std::make_unique<Ledger>(backend, options_.hash, options_.save_logits, vocabulary_,
-                                           std::max(slots_.size(), std::clamp<std::size_t>(2 * slots_.size(), 8, 64)));
+        ledger_ = std::make_unique<Ledger>(
+            backend, options_.hash, options_.save_logits, vocabulary_,
+            std::max(slots_.size(), std::clamp<std::size_t>(2 * slots_.size(), 8, 64)));
     if (!options_.sampling.greedy()) row_ = HostArray<float>(backend, vocabulary_, "logits in host memory");
 }
 
@@ -63,7 +66,8 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
     flight_.reset();
     if (ledger_) ledger_->drain();  // it still works on the sequences that are given up now
     // A stop that came with the last step of all interrupts nothing.
-    const bool left = next < requests.size() || std::any_of(slots_.begin(), slots_.end(), [](const auto& s) { return s && !s->finished; });
+    const bool left = next < requests.size() || std::any_of(slots_.begin(), slots_.end(),
+                                                            [](const auto& s) { return s && !s->finished; });
     for (auto& s : slots_) s.reset();
     return stopping_ && left ? End::interrupted : End::done;
 }
@@ -71,7 +75,8 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
 /// The same on all ranks, though what one of them needs for it may be another's to have.
 bool Generator::may_run_ahead() {
     if (!options_.run_ahead.value_or(communicator_.capturable()) || !options_.sampling.greedy()) return false;
-    const std::uint64_t mine[] = {(options_.run_ahead || backend_.asynchronous()) && model_.takes_device_tokens()};
+    const std::uint64_t mine[] = {(options_.run_ahead || backend_.asynchronous()) &&
+                                  model_.takes_device_tokens()};
     std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator_.size()), mine[0]);
     if (communicator_.size() > 1) communicator_.all_gather_words(mine, all, "step");
     return std::count(all.begin(), all.end(), 0u) == 0;

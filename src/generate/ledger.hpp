@@ -1,5 +1,5 @@
-// Hashes and keeps logits on threads of its own, behind the decode loop: SHA-256 of a megabyte takes about as long as a fast GPU's
-// step, and each row goes into two of them.
+// Hashes and keeps logits on threads of its own, behind the decode loop: SHA-256 of a megabyte takes about as
+// long as a fast GPU's step, and each row goes into two of them.
 #pragma once
 
 #include <condition_variable>
@@ -53,8 +53,9 @@ public:
         std::uint64_t ticket = 0;
     };
 
-    /// Takes one row of logits in device memory, which the backend copies behind the loop. Blocks only when the worker is far
-    /// behind, so that memory stays bounded. What is taken is to be pushed or dropped before `steps` rows more are taken.
+    /// Takes one row of logits in device memory, which the backend copies behind the loop. Blocks only when
+    /// the worker is far behind, so that memory stays bounded. What is taken is to be pushed or dropped
+    /// before `steps` rows more are taken.
     Copy take(const float* logits) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return !free_.empty() || failure_; });
@@ -68,7 +69,8 @@ public:
         const std::lock_guard lock(mutex_);
         rethrow();
         users_[copy.buffer] = threads_.size();
-        for (std::size_t part = 0; part < threads_.size(); ++part) jobs_[part].push_back({&account, copy, masked});
+        for (std::size_t part = 0; part < threads_.size(); ++part)
+            jobs_[part].push_back({&account, copy, masked});
         changed_.notify_all();
     }
     void drop(const Copy& copy) {
@@ -124,9 +126,7 @@ private:
                 // Little-endian hosts only, checked at start.
                 if (part == Part::request) job.account->all.update(logits.data(), logits.size_bytes());
                 else account(job, logits);
-            } catch (...) {
-                failure = std::current_exception();
-            }
+            } catch (...) { failure = std::current_exception(); }
             lock.lock();
             if (failure && !failure_) failure_ = failure;
             if (--users_[job.copy.buffer] == 0) free_.push_back(job.copy.buffer);

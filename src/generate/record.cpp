@@ -19,7 +19,8 @@ void Generator::finish(Sequence& s, std::string reason, std::string error, const
     record.prompt_ids = s.request.ids;
     record.output_ids = s.output;
     const bool stopped = reason == "stop";
-    for (std::size_t i = 0; i + (stopped ? 1 : 0) < s.output.size(); ++i) record.text += tokenizer_.bytes(s.output[i]);
+    for (std::size_t i = 0; i + (stopped ? 1 : 0) < s.output.size(); ++i)
+        record.text += tokenizer_.bytes(s.output[i]);
     record.finish_reason = std::move(reason);
     record.error = std::move(error);
     if (options_.hash) {

@@ -26,13 +26,14 @@ struct Generator::Sequence {
 };
 
 struct Generator::Step {
-    std::vector<Sequence*> sequences;  ///< one a row; null: it ended in the step before, and what the row made is left aside
-    const float* logits = nullptr;     ///< valid until the next step writes its own
-    const std::int32_t* tokens = nullptr;        ///< in device memory
-    std::span<std::int32_t> token, finite;       ///< in host memory, once `copy` is there
+    std::vector<Sequence*>
+        sequences;  ///< one a row; null: it ended in the step before, and what the row made is left aside
+    const float* logits = nullptr;          ///< valid until the next step writes its own
+    const std::int32_t* tokens = nullptr;   ///< in device memory
+    std::span<std::int32_t> token, finite;  ///< in host memory, once `copy` is there
     std::uint64_t copy = 0;
-    std::vector<LogitsWorker::Copy> taken;       ///< one a row, those of null left out
-    double begin = 0;                            ///< when it was asked for
+    std::vector<LogitsWorker::Copy> taken;  ///< one a row, those of null left out
+    double begin = 0;                       ///< when it was asked for
     std::string_view phase;
 };
 
@@ -41,6 +42,8 @@ struct Generator::Ledger : LogitsWorker {
 };
 
 /// Seconds of a clock that never goes back.
-inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+inline double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace ftmpi

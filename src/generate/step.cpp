@@ -1,9 +1,10 @@
 // One step of the loop: asked for, taken, read. The backend may be a step ahead of what is read here.
 //
-// A step's tokens are chosen in device memory, where the next step finds them, and copied out behind it. So with `ahead_` the
-// next step is asked for before this one is read, and the device does not wait for the host. What the host alone decides comes a
-// step late: a sequence that a stop token or a bad logit ends has a row in the step that is under way by then, which is left
-// aside. Every rank reads the same tokens and the same wishes to stop with the same step, so all decide alike.
+// A step's tokens are chosen in device memory, where the next step finds them, and copied out behind it. So
+// with `ahead_` the next step is asked for before this one is read, and the device does not wait for the
+// host. What the host alone decides comes a step late: a sequence that a stop token or a bad logit ends has a
+// row in the step that is under way by then, which is left aside. Every rank reads the same tokens and the
+// same wishes to stop with the same step, so all decide alike.
 #include <algorithm>
 
 #include "../error.hpp"
@@ -11,7 +12,8 @@
 
 namespace ftmpi {
 
-/// The decode step after `before`, which need not have been read, or of all sequences. Null when no sequence is left.
+/// The decode step after `before`, which need not have been read, or of all sequences. Null when no sequence
+/// is left.
 Generator::StepPointer Generator::ask(const Step* before, const Events& events) {
     std::vector<Sequence*> sequences;
     std::vector<Row> rows;
@@ -21,7 +23,8 @@ Generator::StepPointer Generator::ask(const Step* before, const Events& events) 
     };
     if (before) {
         for (std::size_t i = 0; i < before->sequences.size(); ++i)
-            if (Sequence* s = before->sequences[i]; s && !full(*s, s->output.size() + 1)) add(*s, static_cast<std::int32_t>(i));
+            if (Sequence* s = before->sequences[i]; s && !full(*s, s->output.size() + 1))
+                add(*s, static_cast<std::int32_t>(i));
     } else {
         for (auto& s : slots_)
             if (s) add(*s, s->output.back());
@@ -29,16 +32,19 @@ Generator::StepPointer Generator::ask(const Step* before, const Events& events) 
     if (rows.empty()) return nullptr;
     if (events.step) events.step("decode");
     const double begin = now();
-    const float* logits = model_.forward(rows, {0, static_cast<std::int64_t>(rows.size())}, before ? before->tokens : nullptr);
+    const float* logits =
+        model_.forward(rows, {0, static_cast<std::int64_t>(rows.size())}, before ? before->tokens : nullptr);
     return choose(std::move(sequences), logits, begin, "decode");
 }
 
-/// Chooses the largest of each row. The half of `chosen_` it writes was read by the step before last, and copied out before
-/// that step's successor wrote its logits.
-Generator::StepPointer Generator::choose(std::vector<Sequence*> sequences, const float* logits, double begin, std::string_view phase) {
+/// Chooses the largest of each row. The half of `chosen_` it writes was read by the step before last, and
+/// copied out before that step's successor wrote its logits.
+Generator::StepPointer Generator::choose(std::vector<Sequence*> sequences, const float* logits, double begin,
+                                         std::string_view phase) {
     const std::size_t n = sequences.size(), half = choices_++ % 2 * 2 * slots_.size();
     std::int32_t *device = chosen_.data() + half, *host = chosen_host_.data() + half;
-    backend_.argmax(logits, static_cast<std::int64_t>(n), model_.vocab(), vocabulary_, masked_.data(), device, device + n);
+    backend_.argmax(logits, static_cast<std::int64_t>(n), model_.vocab(), vocabulary_, masked_.data(), device,
+                    device + n);
     auto step = std::make_unique<Step>();
     step->sequences = std::move(sequences);
     step->logits = logits;
@@ -55,12 +61,14 @@ Generator::StepPointer Generator::choose(std::vector<Sequence*> sequences, const
 void Generator::take(Step& step) {
     if (!ledger_) return;
     for (std::size_t i = 0; i < step.sequences.size(); ++i)
-        if (step.sequences[i]) step.taken.push_back(ledger_->take(step.logits + static_cast<std::int64_t>(i) * model_.vocab()));
+        if (step.sequences[i])
+            step.taken.push_back(ledger_->take(step.logits + static_cast<std::int64_t>(i) * model_.vocab()));
 }
 
 void Generator::read(Step& step, const Events& events) {
     backend_.await_copy(step.copy);
-    const auto live = std::count_if(step.sequences.begin(), step.sequences.end(), [](const Sequence* s) { return s != nullptr; });
+    const auto live = std::count_if(step.sequences.begin(), step.sequences.end(),
+                                    [](const Sequence* s) { return s != nullptr; });
     if (live == 0) return;
     const double at = now(), seconds = at - std::max(step.begin, last_read_);
     last_read_ = at;
@@ -75,9 +83,10 @@ void Generator::read(Step& step, const Events& events) {
         if (!step.sequences[i]) continue;
         Sequence& s = *step.sequences[i];
         if (step.finite[i] && sampled) {
-            backend_.copy_out(row_.data(), step.logits + static_cast<std::int64_t>(i) * model_.vocab(), row_.span().size_bytes());
-            step.token[i] =
-                sample(row_.span(), masked_host_, options_.sampling, static_cast<std::uint64_t>(s.request.index), s.output.size());
+            backend_.copy_out(row_.data(), step.logits + static_cast<std::int64_t>(i) * model_.vocab(),
+                              row_.span().size_bytes());
+            step.token[i] = sample(row_.span(), masked_host_, options_.sampling,
+                                   static_cast<std::uint64_t>(s.request.index), s.output.size());
         }
         if (ledger_ && step.finite[i]) ledger_->push(*taken++, s.account, masked_host_);
         else if (ledger_) ledger_->drop(*taken++);
@@ -87,19 +96,22 @@ void Generator::read(Step& step, const Events& events) {
     stopping_ = synchronize(digest, events);
     if (events.read) events.read(step.phase);
     for (std::size_t i = 0; i < step.sequences.size(); ++i)
-        if (step.sequences[i]) accept(*step.sequences[i], step.token[i], step.finite[i] != 0, seconds, events);
+        if (step.sequences[i])
+            accept(*step.sequences[i], step.token[i], step.finite[i] != 0, seconds, events);
 }
 
 void Generator::accept(Sequence& s, std::int32_t token, bool finite, double seconds, const Events& events) {
     if (s.output.empty()) s.prefill_seconds = seconds;
     if (!finite || token < 0)
         return finish(s, "error",
-                      !finite ? "a logit of output token " + std::to_string(s.output.size()) + " is not finite"
-                              : "the tokenizer has no token that could be chosen",
+                      !finite
+                          ? "a logit of output token " + std::to_string(s.output.size()) + " is not finite"
+                          : "the tokenizer has no token that could be chosen",
                       events);
     s.output.push_back(token);
     s.step_seconds.push_back(seconds);
-    const bool stop = !options_.ignore_eos && std::count(options_.stop_ids.begin(), options_.stop_ids.end(), token);
+    const bool stop =
+        !options_.ignore_eos && std::count(options_.stop_ids.begin(), options_.stop_ids.end(), token);
     if (s.shown && !stop && communicator_.rank() == 0 && events.text) {
         const std::string text = s.stream.push(tokenizer_.bytes(token));
         if (!text.empty()) events.text(s.request, text, false);
@@ -122,7 +134,9 @@ bool Generator::synchronize(std::uint64_t token_digest, const Events& events) {
     for (std::size_t r = 0; r < all.size() / 2; ++r) {
         stop = stop || all[2 * r];
         if (all[2 * r + 1] != all[1])
-            throw Error(Exit::failure, "rank " + std::to_string(r) + " chose other tokens than rank 0: the ranks do not hold the same bits",
+            throw Error(Exit::failure,
+                        "rank " + std::to_string(r) +
+                            " chose other tokens than rank 0: the ranks do not hold the same bits",
                         "memory errors or different programs on the hosts; compare with one rank");
     }
     return stop;

@@ -20,7 +20,8 @@ std::string trimmed(std::string_view text) {
 /// True when a `key = value` line gives `value` back to the last byte.
 bool fits_a_line(const std::string& value) {
     std::string fault;
-    return !value.empty() && value == trimmed(value) && value.find('\n') == std::string::npos && value.find('\0') == std::string::npos &&
+    return !value.empty() && value == trimmed(value) && value.find('\n') == std::string::npos &&
+           value.find('\0') == std::string::npos &&
            values::find_invalid_utf8(value, fault) == std::string_view::npos;
 }
 
@@ -31,26 +32,29 @@ std::string job_file_text(const Options& given) {
     for (auto* path : {&o.model, &o.prompts_file})
         if (!path->empty()) *path = std::filesystem::absolute(*path).lexically_normal();
     const auto& commands = command_table();
-    const auto& command = *std::find_if(commands.begin(), commands.end(), [&](const CommandRow& row) { return row.command == o.command; });
+    const auto& command = *std::find_if(commands.begin(), commands.end(),
+                                        [&](const CommandRow& row) { return row.command == o.command; });
     std::string out = "command = " + command.name + "\n";
     const auto line = [&](const std::string& name, const std::string& value) {
         if (value.empty()) return;
-        out += fits_a_line(value) ? name + " = " + value + "\n" : "# " + name + ": no line of a job file can hold its value\n";
+        out += fits_a_line(value) ? name + " = " + value + "\n"
+                                  : "# " + name + ": no line of a job file can hold its value\n";
     };
     for (const auto& row : option_table()) {
         if (!(row.where & command.bit)) continue;
-        if (row.name == "job" || row.name == "output" || row.name == "overwrite" || row.name == "resume") continue;
+        if (row.name == "job" || row.name == "output" || row.name == "overwrite" || row.name == "resume")
+            continue;
         if (row.name == "thinking" && !o.chat) continue;  // it would be refused
         // With some prompts missing, another run would be repeated; with none, none is.
         if (row.name == "prompt" && !std::all_of(o.prompts.begin(), o.prompts.end(), fits_a_line))
             out += "# prompt: no line of a job file can hold one of them; argv and the requests do\n";
         else if (row.name == "prompt")
             for (const auto& prompt : o.prompts) line(row.name, prompt);
-        // An answer longer than the context is refused where its length was asked for, so the default is not asked for.
+        // An answer longer than the context is refused where its length was asked for, so the default is not
+        // asked for.
         else if (row.name == "max-tokens" && !o.max_tokens_asked)
             out += "# max-tokens = " + row.get(o) + " by default\n";
-        else
-            line(row.name, row.get(o));
+        else line(row.name, row.get(o));
     }
     return out;
 }
@@ -66,7 +70,8 @@ JobFile read_job_file(const std::filesystem::path& path) {
     // A byte order mark states the encoding of the file, as in prompt files; it is no part of the first key.
     if (content.compare(0, 3, "\xEF\xBB\xBF") == 0) content.erase(0, 3);
     if (content.compare(0, 2, "\xFF\xFE") == 0 || content.compare(0, 2, "\xFE\xFF") == 0)
-        throw Error(Exit::usage, path.string() + ": byte 0: invalid UTF-8, the file looks like UTF-16", "save it as UTF-8");
+        throw Error(Exit::usage, path.string() + ": byte 0: invalid UTF-8, the file looks like UTF-16",
+                    "save it as UTF-8");
 
     JobFile job;
     std::map<std::string, int> first_line;
@@ -97,15 +102,14 @@ JobFile read_job_file(const std::filesystem::path& path) {
         const auto* option = find_option(key);
         if (!option && key != "command") {
             const auto meant = values::nearest(key, option_names());
-            refuse("unknown key " + values::in_quotes(key), meant.empty() ? "" : "did you mean " + meant + "?");
+            refuse("unknown key " + values::in_quotes(key),
+                   meant.empty() ? "" : "did you mean " + meant + "?");
         }
         const auto [earlier, is_new] = first_line.emplace(key, line_number);
         if (!is_new && !(option && option->where & repeats))
             refuse(key + " was already set in line " + std::to_string(earlier->second));
-        if (option)
-            job.given.push_back({option, value, where});
-        else
-            job.command = value, job.command_where = where;
+        if (option) job.given.push_back({option, value, where});
+        else job.command = value, job.command_where = where;
     }
     return job;
 }

@@ -1,4 +1,5 @@
-// Prompts from --prompt, text files and JSONL, checked before any of them is tokenized: what the model reads is what was given.
+// Prompts from --prompt, text files and JSONL, checked before any of them is tokenized: what the model reads
+// is what was given.
 #include <simdjson.h>
 #include <limits>
 #include <new>
@@ -14,9 +15,12 @@ namespace {
 
 constexpr std::uint64_t largest_prompts_file = std::uint64_t(1) << 30;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) { throw Error(Exit::bad_input, what, hint); }
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
+    throw Error(Exit::bad_input, what, hint);
+}
 
-void require_utf8(std::string_view text, const std::string& where, std::size_t offset, const std::string& of) {
+void require_utf8(std::string_view text, const std::string& where, std::size_t offset,
+                  const std::string& of) {
     std::string what;
     const auto at = values::find_invalid_utf8(text, what);
     if (at != std::string_view::npos)
@@ -38,7 +42,8 @@ std::vector<std::string_view> lines_of(std::string_view content) {
     return lines;
 }
 
-/// Refuses \uD800..\uDFFF escapes that do not form a pair. JSON readers differ in what they make of them, so none is asked.
+/// Refuses \uD800..\uDFFF escapes that do not form a pair. JSON readers differ in what they make of them, so
+/// none is asked.
 void require_paired_surrogates(std::string_view line, const std::string& where) {
     const auto unit_at = [&](std::size_t at) -> int {
         if (at + 6 > line.size() || line[at] != '\\' || line[at + 1] != 'u') return -1;
@@ -62,20 +67,21 @@ void require_paired_surrogates(std::string_view line, const std::string& where) 
         }
         const int next = unit < 0xDC00 ? unit_at(at + 6) : -1;
         if (next < 0xDC00 || next > 0xDFFF)
-            refuse(
-                where + "lone surrogate " + std::string(line.substr(at, 6)) + " at byte " + std::to_string(at) + " of the line",
-                "a character above U+FFFF is a pair of escapes, or itself in UTF-8");
+            refuse(where + "lone surrogate " + std::string(line.substr(at, 6)) + " at byte " +
+                       std::to_string(at) + " of the line",
+                   "a character above U+FFFF is a pair of escapes, or itself in UTF-8");
         at += 12;
     }
 }
 
 using simdjson::dom::element;
 
-std::int64_t integer_of(const element& value, const std::string& where, const std::string& name, std::int64_t least,
-                        std::int64_t most) {
+std::int64_t integer_of(const element& value, const std::string& where, const std::string& name,
+                        std::int64_t least, std::int64_t most) {
     std::int64_t number = 0;
     if (!value.is_int64() || value.get(number) != simdjson::SUCCESS || number < least || number > most)
-        refuse(where + name + " must be a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+        refuse(where + name + " must be a whole number from " + std::to_string(least) + " to " +
+               std::to_string(most));
     return number;
 }
 
@@ -92,7 +98,8 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
     if (fault == simdjson::MEMALLOC) throw std::bad_alloc();
     if (fault != simdjson::SUCCESS)
         refuse(where + "not one JSON object: " + simdjson::error_message(fault),
-               "the file is read as JSONL because it starts with '{'; give a text prompt that starts so as {\"prompt\": ...}");
+               "the file is read as JSONL because it starts with '{'; give a text prompt that starts so as "
+               "{\"prompt\": ...}");
     simdjson::dom::object object;
     if (document.get(object) != simdjson::SUCCESS) refuse(where + "not a JSON object");
 
@@ -106,20 +113,24 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
             if (prompt.text.empty()) refuse(where + "empty prompt");
         } else if (key == "ids") {
             simdjson::dom::array ids;
-            if (field.value.get(ids) != simdjson::SUCCESS) refuse(where + "ids must be an array of token ids");
+            if (field.value.get(ids) != simdjson::SUCCESS)
+                refuse(where + "ids must be an array of token ids");
             for (const element id : ids)
-                prompt.ids.push_back(static_cast<std::int32_t>(integer_of(
-                    id, where, "ids[" + std::to_string(prompt.ids.size()) + "]", 0, std::numeric_limits<std::int32_t>::max())));
+                prompt.ids.push_back(static_cast<std::int32_t>(
+                    integer_of(id, where, "ids[" + std::to_string(prompt.ids.size()) + "]", 0,
+                               std::numeric_limits<std::int32_t>::max())));
             if (prompt.ids.empty()) refuse(where + "empty prompt: ids is empty");
         } else if (key == "id") {
-            prompt.id = field.value.is_int64() ? std::to_string(std::int64_t(field.value)) : string_of(field.value, where, key);
+            prompt.id = field.value.is_int64() ? std::to_string(std::int64_t(field.value))
+                                               : string_of(field.value, where, key);
             if (prompt.id.empty()) refuse(where + "id is empty");
         } else if (key == "max_tokens") {
             prompt.max_tokens = integer_of(field.value, where, key, 1, std::int64_t(1) << 31);
         } else {
             const auto meant = values::nearest(key, {"prompt", "ids", "id", "max_tokens"});
-            refuse(where + "unknown key " + values::in_quotes(key),
-                   meant.empty() ? "known are prompt, ids, id and max_tokens" : "did you mean " + meant + "?");
+            refuse(
+                where + "unknown key " + values::in_quotes(key),
+                meant.empty() ? "known are prompt, ids, id and max_tokens" : "did you mean " + meant + "?");
         }
     }
     if (prompt.text.empty() == prompt.ids.empty())
@@ -132,8 +143,10 @@ void refuse_other_json(const std::filesystem::path& path, char first) {
     auto extension = path.extension().string();
     for (auto& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
     if (extension != ".json" && extension != ".jsonl" && extension != ".ndjson") return;
-    refuse(path.string() + (first == '[' ? ": holds a JSON array" : ": has the name of a JSON file and does not start with '{'"),
-           "one JSON object a line is read, such as {\"prompt\": \"...\"}; text, one prompt a line, needs another name, such as .txt");
+    refuse(path.string() + (first == '[' ? ": holds a JSON array"
+                                         : ": has the name of a JSON file and does not start with '{'"),
+           "one JSON object a line is read, such as {\"prompt\": \"...\"}; text, one prompt a line, needs "
+           "another name, such as .txt");
 }
 
 void read_file(const Options& options, std::vector<PromptText>& prompts) {
@@ -141,9 +154,7 @@ void read_file(const Options& options, std::vector<PromptText>& prompts) {
     std::string content;
     try {
         content = values::read_file(options.prompts_file, largest_prompts_file);
-    } catch (const values::Refused& refused) {
-        refuse("prompts file " + path + " " + refused.why);
-    }
+    } catch (const values::Refused& refused) { refuse("prompts file " + path + " " + refused.why); }
     // A byte order mark states the encoding of the file; it is no part of the first prompt.
     const std::size_t mark = content.compare(0, 3, "\xEF\xBB\xBF") == 0 ? 3 : 0;
     if (content.compare(0, 2, "\xFF\xFE") == 0 || content.compare(0, 2, "\xFE\xFF") == 0)

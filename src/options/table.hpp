@@ -1,4 +1,5 @@
-// The option table: one row an option, with how its value is read, how it is written back, and where it may stand.
+// The option table: one row an option, with how its value is read, how it is written back, and where it may
+// stand.
 #pragma once
 
 #include <functional>
@@ -26,10 +27,12 @@ enum : unsigned {
 
 struct OptionRow {
     std::string group;
-    unsigned group_where;  ///< commands of most rows of the group; the help names a row's own where they differ
+    unsigned
+        group_where;  ///< commands of most rows of the group; the help names a row's own where they differ
     std::string name;
-    std::string argument;  ///< what stands for the value in the help; empty for a switch (`--name`, `--name=on|off`)
-    unsigned where;        ///< in_... | repeats | per_rank
+    std::string
+        argument;  ///< what stands for the value in the help; empty for a switch (`--name`, `--name=on|off`)
+    unsigned where;  ///< in_... | repeats | per_rank
     std::string text;
     std::function<void(Options&, const std::string&)> set;  ///< throws values::Refused
     std::function<std::string(const Options&)> get;         ///< canonical value; empty when unset

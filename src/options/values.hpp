@@ -1,4 +1,5 @@
-// Strict readers of option values. Each takes the whole text or throws Refused; nothing is rounded, clamped or guessed.
+// Strict readers of option values. Each takes the whole text or throws Refused; nothing is rounded, clamped
+// or guessed.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@
 
 namespace ftmpi::values {
 
-/// Why a value is refused, without the option's name: the caller knows where the value came from. `why` is what stands behind the value
-/// in a sentence: "must be ...", or "cannot be opened" of a file.
+/// Why a value is refused, without the option's name: the caller knows where the value came from. `why` is
+/// what stands behind the value in a sentence: "must be ...", or "cannot be opened" of a file.
 struct Refused {
     std::string why;
     std::string hint = {};
@@ -27,14 +28,16 @@ std::uint64_t unsigned_integer(std::string_view text);
 double number(std::string_view text);
 /// Bytes of "24GiB", "1.5GB", "1000".
 std::uint64_t bytes(std::string_view text);
-/// The parts between separators (any character of `separators`) without the blanks around them, none of them empty.
+/// The parts between separators (any character of `separators`) without the blanks around them, none of them
+/// empty.
 std::vector<std::string> parts(std::string_view text, std::string_view separators);
 /// Shortest text that reads back as the same number.
 std::string text_of(double value);
 
 /// First invalid byte of `text`, or npos when all of it is UTF-8; `what` gets the reason.
 std::size_t find_invalid_utf8(std::string_view text, std::string& what);
-/// All bytes of a regular file of at most `limit` bytes. FIFOs, devices and folders are refused before anything is read.
+/// All bytes of a regular file of at most `limit` bytes. FIFOs, devices and folders are refused before
+/// anything is read.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
 /// `text` in quotes for a message, control characters escaped and a long middle left out.
 std::string in_quotes(std::string_view text);

@@ -34,7 +34,8 @@ std::string end_of(const RequestRecord& r) {
 }
 
 std::string tokens_at(const RequestRecord& a, const RequestRecord& b, std::size_t step) {
-    return "token " + std::to_string(a.output_ids[step]) + " in the first, " + std::to_string(b.output_ids[step]) + " in the second";
+    return "token " + std::to_string(a.output_ids[step]) + " in the first, " +
+           std::to_string(b.output_ids[step]) + " in the second";
 }
 
 /// Where the texts part, after logits that differ at `step`: often far behind it.
@@ -42,8 +43,10 @@ std::string parting_after(const RequestRecord& a, const RequestRecord& b, std::s
     const std::size_t steps = std::min(a.output_ids.size(), b.output_ids.size());
     for (std::size_t later = step + 1; later < steps; ++later)
         if (a.output_ids[later] != b.output_ids[later])
-            return "; the first token that differs is at step " + std::to_string(later) + ": " + tokens_at(a, b, later) + margins_at(a, b, later);
-    return a.output_ids.size() == b.output_ids.size() ? "; all tokens are equal" : "; the tokens that both have are equal";
+            return "; the first token that differs is at step " + std::to_string(later) + ": " +
+                   tokens_at(a, b, later) + margins_at(a, b, later);
+    return a.output_ids.size() == b.output_ids.size() ? "; all tokens are equal"
+                                                      : "; the tokens that both have are equal";
 }
 
 std::string hash_at(const RequestRecord& r, std::size_t step) {
@@ -54,25 +57,31 @@ std::string hash_at(const RequestRecord& r, std::size_t step) {
 
 std::optional<Difference> compare_request(const RequestRecord& a, const RequestRecord& b) {
     if (a.prompt_ids != b.prompt_ids) {
-        const auto [x, y] = std::mismatch(a.prompt_ids.begin(), a.prompt_ids.end(), b.prompt_ids.begin(), b.prompt_ids.end());
-        const auto id = [](auto at, auto end) { return at == end ? std::string("the end") : std::to_string(*at); };
+        const auto [x, y] =
+            std::mismatch(a.prompt_ids.begin(), a.prompt_ids.end(), b.prompt_ids.begin(), b.prompt_ids.end());
+        const auto id = [](auto at, auto end) {
+            return at == end ? std::string("the end") : std::to_string(*at);
+        };
         return Difference{a.index, -1,
-                          named(a) + ": the prompts differ: at position " + std::to_string(x - a.prompt_ids.begin()) +
-                              " the first has " + id(x, a.prompt_ids.end()) + ", the second " + id(y, b.prompt_ids.end())};
+                          named(a) + ": the prompts differ: at position " +
+                              std::to_string(x - a.prompt_ids.begin()) + " the first has " +
+                              id(x, a.prompt_ids.end()) + ", the second " + id(y, b.prompt_ids.end())};
     }
     // Refused by its length, a prompt has no ids.
-    if (a.prompt_ids.empty() && a.prompt != b.prompt) return Difference{a.index, -1, named(a) + ": the prompts differ in their text"};
+    if (a.prompt_ids.empty() && a.prompt != b.prompt)
+        return Difference{a.index, -1, named(a) + ": the prompts differ in their text"};
     const std::size_t steps = std::min(a.output_ids.size(), b.output_ids.size());
     const std::size_t hashes = std::min(a.step_sha256.size(), b.step_sha256.size()) / 32;
     for (std::size_t step = 0; step < std::max(steps, hashes); ++step) {
-        const bool same_logits = step >= hashes || a.step_sha256.compare(32 * step, 32, b.step_sha256, 32 * step, 32) == 0;
+        const bool same_logits =
+            step >= hashes || a.step_sha256.compare(32 * step, 32, b.step_sha256, 32 * step, 32) == 0;
         const bool same_token = step >= steps || a.output_ids[step] == b.output_ids[step];
         if (same_logits && same_token) continue;
         std::string what = named(a) + ", step " + std::to_string(step) + ": ";
-        if (!same_token)
-            what += tokens_at(a, b, step);
+        if (!same_token) what += tokens_at(a, b, step);
         else
-            what += "the logits differ (SHA-256 " + hash_at(a, step) + "... and " + hash_at(b, step) + "...)" +
+            what += "the logits differ (SHA-256 " + hash_at(a, step) + "... and " + hash_at(b, step) +
+                    "...)" +
                     (step < steps ? ", though both chose token " + std::to_string(a.output_ids[step]) : "");
         what += margins_at(a, b, step);
         if (same_token) what += parting_after(a, b, step);
@@ -80,11 +89,12 @@ std::optional<Difference> compare_request(const RequestRecord& a, const RequestR
     }
     if (a.output_ids.size() != b.output_ids.size() || a.error.empty() != b.error.empty())
         return Difference{a.index, static_cast<std::int64_t>(steps),
-                          named(a) + ", step " + std::to_string(steps) + ": the first has " + end_of(a) + ", the second " +
-                              end_of(b) + margins_at(a, b, steps)};
+                          named(a) + ", step " + std::to_string(steps) + ": the first has " + end_of(a) +
+                              ", the second " + end_of(b) + margins_at(a, b, steps)};
     if (!a.logits_sha256.empty() && !b.logits_sha256.empty() && a.logits_sha256 != b.logits_sha256)
-        return Difference{a.index, static_cast<std::int64_t>(steps),
-                          named(a) + ": the hashes over all logits differ, though those of the steps both have do not"};
+        return Difference{
+            a.index, static_cast<std::int64_t>(steps),
+            named(a) + ": the hashes over all logits differ, though those of the steps both have do not"};
     return std::nullopt;
 }
 
@@ -129,18 +139,23 @@ std::string identity_difference(const std::string& a, const std::string& b) {
     return "their last lines end differently";
 }
 
-std::string setting_difference(const std::string& label, const std::optional<std::string>& a, const std::optional<std::string>& b) {
+std::string setting_difference(const std::string& label, const std::optional<std::string>& a,
+                               const std::optional<std::string>& b) {
     // As in quotes, for what a file may hold, but without them, for what it does hold.
     const auto plain = [](const std::string& text) {
         const std::string quoted = in_quotes(text, 300);
         return text.empty() || quoted.back() != '"' ? quoted : quoted.substr(1, quoted.size() - 2);
     };
-    const auto shown = [&](const std::optional<std::string>& value) { return value ? plain(*value) : "not there"; };
+    const auto shown = [&](const std::optional<std::string>& value) {
+        return value ? plain(*value) : "not there";
+    };
     return plain(label) + " is " + shown(a) + " in the first, " + shown(b) + " in the second";
 }
 
-std::vector<std::pair<std::string, std::string>> setting_differences(const std::string& a, const std::string& b) {
-    // Labels in the order of the first, then those that only the second has; of a label that comes twice, the first value.
+std::vector<std::pair<std::string, std::string>> setting_differences(const std::string& a,
+                                                                     const std::string& b) {
+    // Labels in the order of the first, then those that only the second has; of a label that comes twice, the
+    // first value.
     std::vector<std::string> labels;
     const auto values_of = [&](std::string_view rest) {
         std::map<std::string, std::string> values;

@@ -28,7 +28,8 @@ private:
 /// Words for an errno, those that HDF5's users meet on cluster file systems included.
 std::string reason(int error);
 
-/// Writes all of `bytes` at `offset`; returns 0 or the errno of the write that failed (ENOSPC when nothing more was taken).
+/// Writes all of `bytes` at `offset`; returns 0 or the errno of the write that failed (ENOSPC when nothing
+/// more was taken).
 int write_all(int fd, std::string_view bytes, std::uint64_t offset);
 
 /// Reads exactly `bytes` at `offset`; returns 0, an errno, or -1 at an early end of the file.
@@ -37,8 +38,8 @@ int read_all(int fd, void* data, std::size_t bytes, std::uint64_t offset);
 /// The folder that holds `path`; "." for a bare name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
 
-/// Flush an open file's data, or a file or a folder's entries by name, to the disk, however often a signal interrupts; return 0 or
-/// an errno. File systems that cannot flush a folder (EINVAL) count as flushed.
+/// Flush an open file's data, or a file or a folder's entries by name, to the disk, however often a signal
+/// interrupts; return 0 or an errno. File systems that cannot flush a folder (EINVAL) count as flushed.
 int flush_data(int fd);
 int flush_path(const std::filesystem::path& path);
 

@@ -38,8 +38,8 @@ std::string hint_for(const std::string& error) {
     return "set HDF5_USE_FILE_LOCKING=FALSE in the environment, where locks do not work on this file system";
 }
 
-/// sec2 driver without locks: a file being written has a name of its own and one owner, and a finished file is never changed
-/// in place, so a lock would protect nothing and may not be available.
+/// sec2 driver without locks: a file being written has a name of its own and one owner, and a finished file
+/// is never changed in place, so a lock would protect nothing and may not be available.
 Id file_access() {
     Id fapl(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
     H5Pset_fapl_sec2(fapl.get());
@@ -55,7 +55,8 @@ std::string named(const Object& at) { return at.file + ": " + (at.path.empty() ?
 
 void need_own_member(const Object& group, const std::string& name, H5L_type_t link) {
     const Object member{{}, group.file, group.path + "/" + name, group.code};
-    if (name.empty() || name == "." || name.find('/') != std::string::npos) refuse(member, "has a name that nothing in a result has");
+    if (name.empty() || name == "." || name.find('/') != std::string::npos)
+        refuse(member, "has a name that nothing in a result has");
     if (link == H5L_TYPE_SOFT) refuse(member, "is a soft link, which no result holds");
     if (link != H5L_TYPE_HARD) refuse(member, "holds data outside the file (an external link)");
 }
@@ -63,9 +64,10 @@ void need_own_member(const Object& group, const std::string& name, H5L_type_t li
 }  // namespace
 
 void set_up_library() {
-    // Errors are reported by fail(), not printed; and after a full disk the library must not try again at exit to flush what it
-    // could not, which is known to crash. Every id is closed by its owner, so nothing needs that exit handler. A file that is read must
-    // not decide what else is opened: no link to another file is followed, and no filter that it names is looked for and loaded.
+    // Errors are reported by fail(), not printed; and after a full disk the library must not try again at
+    // exit to flush what it could not, which is known to crash. Every id is closed by its owner, so nothing
+    // needs that exit handler. A file that is read must not decide what else is opened: no link to another
+    // file is followed, and no filter that it names is looked for and loaded.
     static const bool done = [] {
         H5dont_atexit();
         return H5open() >= 0 && H5Lunregister(H5L_TYPE_EXTERNAL) >= 0 && H5PLset_loading_state(0) >= 0;
@@ -79,7 +81,9 @@ void fail(const Object& at, const std::string& what) {
     throw Error(at.code, named(at) + what + ": " + error, hint_for(error));
 }
 
-void refuse(const Object& at, const std::string& what, const std::string& hint) { throw Error(at.code, named(at) + what, hint); }
+void refuse(const Object& at, const std::string& what, const std::string& hint) {
+    throw Error(at.code, named(at) + what, hint);
+}
 
 Id create_file(const std::filesystem::path& path) {
     set_up_library();
@@ -87,8 +91,8 @@ Id create_file(const std::filesystem::path& path) {
     H5Pset_link_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
     H5Pset_attr_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
     const Object at{{}, path.string(), "", Exit::failure};
-    Id file =
-        checked(at, {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose}, "cannot be created");
+    Id file = checked(at, {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose},
+                      "cannot be created");
     // The signature goes to the disk now, not at the end: by it the file of a killed run is known for one.
     check(at, H5Fflush(file.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");
     return file;
@@ -102,8 +106,8 @@ void check_is_hdf5(const std::filesystem::path& path) {
     const auto status = std::filesystem::status(path, error);
     if (status.type() == std::filesystem::file_type::not_found) {
         const bool journal = std::filesystem::exists(path.string() + ".journal", error);
-        bad("does not exist", journal ? "its run did not end, but a journal is there: `ftmpi recover " + path.string() +
-                                            "` makes the result of what was finished"
+        bad("does not exist", journal ? "its run did not end, but a journal is there: `ftmpi recover " +
+                                            path.string() + "` makes the result of what was finished"
                                       : "");
     }
     if (error) bad("cannot be read: " + error.message());
@@ -111,16 +115,19 @@ void check_is_hdf5(const std::filesystem::path& path) {
     std::array<char, 8> begin{};
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     if (file.get() < 0) bad("cannot be opened: " + reason(errno));
-    if (const int failed = read_all(file.get(), begin.data(), begin.size(), 0); failed > 0) bad("cannot be read: " + reason(failed));
+    if (const int failed = read_all(file.get(), begin.data(), begin.size(), 0); failed > 0)
+        bad("cannot be read: " + reason(failed));
     if (std::memcmp(begin.data(), "ftmpi jo", 8) == 0)
-        bad("is a journal, not a result file", "`ftmpi recover FILE.h5` makes the result FILE.h5 from FILE.h5.journal");
+        bad("is a journal, not a result file",
+            "`ftmpi recover FILE.h5` makes the result FILE.h5 from FILE.h5.journal");
     if (std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) != 0) bad("is not an HDF5 file");
 }
 
 Id open_file(const std::filesystem::path& path) {
     set_up_library();
     const Id fapl = file_access();
-    return checked({{}, path.string(), "", Exit::bad_input}, {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
+    return checked({{}, path.string(), "", Exit::bad_input},
+                   {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
                    "cannot be opened as an HDF5 file");
 }
 
@@ -136,8 +143,8 @@ std::string library_version() {
 }
 
 Object create_group(const Object& parent, const std::string& name) {
-    // Links and attributes stay in the object header up to these numbers: a heap and an index of their own for each of
-    // thousands of small groups make the file larger and several times slower to write.
+    // Links and attributes stay in the object header up to these numbers: a heap and an index of their own
+    // for each of thousands of small groups make the file larger and several times slower to write.
     static const Id gcpl = [] {
         Id list{H5Pcreate(H5P_GROUP_CREATE), H5Pclose};
         H5Pset_link_phase_change(list.get(), 64, 32);
@@ -166,7 +173,8 @@ bool has_member(const Object& group, const std::string& name) {
     need_own_member(group, name, H5L_TYPE_HARD);  // the name, before the library takes it for a path
     if (H5Lexists(group.id.get(), name.c_str(), H5P_DEFAULT) <= 0) return false;
     H5L_info_t link{};
-    check(group, H5Lget_info(group.id.get(), name.c_str(), &link, H5P_DEFAULT), name + " cannot be looked up");
+    check(group, H5Lget_info(group.id.get(), name.c_str(), &link, H5P_DEFAULT),
+          name + " cannot be looked up");
     need_own_member(group, name, link.type);
     return true;
 }

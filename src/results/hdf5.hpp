@@ -1,6 +1,6 @@
-// The HDF5 C library as the schema needs it: ids that close themselves, errors as one sentence, and three shapes of data
-// (short text as attributes, arrays with a unit, lists of strings). Works with the serial and the parallel library; nothing
-// here is collective.
+// The HDF5 C library as the schema needs it: ids that close themselves, errors as one sentence, and three
+// shapes of data (short text as attributes, arrays with a unit, lists of strings). Works with the serial and
+// the parallel library; nothing here is collective.
 #pragma once
 
 #include <hdf5.h>
@@ -62,14 +62,16 @@ inline void check(const Object& at, herr_t status, const std::string& what) {
     if (status < 0) fail(at, what);
 }
 
-/// Done by the two below too. Before try_reading, so that its child, which must not call MPI, does not start a parallel library.
+/// Done by the two below too. Before try_reading, so that its child, which must not call MPI, does not start
+/// a parallel library.
 void set_up_library();
 /// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
 Id create_file(const std::filesystem::path& path);
-/// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the library.
+/// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the
+/// library.
 void check_is_hdf5(const std::filesystem::path& path);
-/// An existing file, for reading. The library may crash on a damaged file, also on one whose seal is right: only inside
-/// try_reading, or after it.
+/// An existing file, for reading. The library may crash on a damaged file, also on one whose seal is right:
+/// only inside try_reading, or after it.
 Id open_file(const std::filesystem::path& path);
 
 /// "1.10.8 (serial)": the library in use, and how its headers were built.
@@ -77,7 +79,8 @@ std::string library_version();
 
 Object create_group(const Object& parent, const std::string& name);
 Object open_group(const Object& parent, const std::string& name);
-/// Only hard links are members: any other leads out of the file or to another name, and is refused, as is a name that is a path.
+/// Only hard links are members: any other leads out of the file or to another name, and is refused, as is a
+/// name that is a path.
 bool has_member(const Object& group, const std::string& name);
 /// Names of members, in the order of their creation; refuses what has_member refuses.
 std::vector<std::string> members(const Object& group);
@@ -87,9 +90,11 @@ inline constexpr std::size_t attribute_limit = 60'000;
 enum class Bytes { if_needed, always };
 
 void write_integer(const Object& at, const std::string& name, std::int64_t value);
-/// Attribute `name` holds readable text; when that is not the exact text, `name`_replaced = 1 says so. From attribute_limit
-/// on there is no attribute. Dataset `name`_bytes holds the exact bytes: always, or when the attribute does not.
-void write_text(const Object& at, const std::string& name, std::string_view text, Bytes bytes = Bytes::if_needed);
+/// Attribute `name` holds readable text; when that is not the exact text, `name`_replaced = 1 says so. From
+/// attribute_limit on there is no attribute. Dataset `name`_bytes holds the exact bytes: always, or when the
+/// attribute does not.
+void write_text(const Object& at, const std::string& name, std::string_view text,
+                Bytes bytes = Bytes::if_needed);
 /// A scalar string dataset, for text of any length.
 void write_document(const Object& at, const std::string& name, std::string_view text);
 /// One string an element; attribute `replaced` = 1 when one was not UTF-8.
@@ -97,12 +102,14 @@ void write_strings(const Object& at, const std::string& name, const std::vector<
 /// Strings of 64 characters.
 void write_hashes(const Object& at, const std::string& name, const std::string& characters);
 
-/// T is std::uint8_t, std::int32_t, std::int64_t, float or double. No dims: a scalar. An empty unit is not written.
+/// T is std::uint8_t, std::int32_t, std::int64_t, float or double. No dims: a scalar. An empty unit is not
+/// written.
 template <class T>
-void write_array(const Object& at, const std::string& name, std::span<const T> values, const std::vector<hsize_t>& dims,
-                 const std::string& unit = {});
+void write_array(const Object& at, const std::string& name, std::span<const T> values,
+                 const std::vector<hsize_t>& dims, const std::string& unit = {});
 template <class T>
-void write_list(const Object& at, const std::string& name, const std::vector<T>& values, const std::string& unit = {}) {
+void write_list(const Object& at, const std::string& name, const std::vector<T>& values,
+                const std::string& unit = {}) {
     write_array<T>(at, name, values, {values.size()}, unit);
 }
 
@@ -119,7 +126,8 @@ std::string read_hashes(const Object& at, const std::string& name);
 /// The elements; `dims`, if given, gets the shape.
 template <class T>
 std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims = nullptr);
-/// The shape of float32 values that are stored as they are in memory, so that reading them copies bytes and does nothing else.
+/// The shape of float32 values that are stored as they are in memory, so that reading them copies bytes and
+/// does nothing else.
 std::vector<hsize_t> shape_of_floats(const Object& at, const std::string& name);
 
 }  // namespace ftmpi::hdf5

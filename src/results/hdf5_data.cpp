@@ -18,8 +18,8 @@ Id new_text_type(std::size_t size) {
     return type;
 }
 
-// Types and property lists that are used for each of thousands of datasets are made once: making one costs as much as
-// writing a small dataset.
+// Types and property lists that are used for each of thousands of datasets are made once: making one costs as
+// much as writing a small dataset.
 
 hid_t text_type() {
     static const Id type = new_text_type(H5T_VARIABLE);
@@ -36,8 +36,7 @@ Id space_of(const std::vector<hsize_t>& dims) {
     return {H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose};
 }
 
-template <class T>
-hid_t memory_type() {
+template <class T> hid_t memory_type() {
     if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_NATIVE_UINT8;
     if constexpr (std::is_same_v<T, std::int32_t>) return H5T_NATIVE_INT32;
     if constexpr (std::is_same_v<T, std::int64_t>) return H5T_NATIVE_INT64;
@@ -45,8 +44,7 @@ hid_t memory_type() {
     if constexpr (std::is_same_v<T, double>) return H5T_NATIVE_DOUBLE;
 }
 
-template <class T>
-hid_t file_type() {
+template <class T> hid_t file_type() {
     if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_STD_U8LE;
     if constexpr (std::is_same_v<T, std::int32_t>) return H5T_STD_I32LE;
     if constexpr (std::is_same_v<T, std::int64_t>) return H5T_STD_I64LE;
@@ -68,7 +66,8 @@ hid_t layout_for(std::size_t bytes) {
     return bytes > 0 && bytes <= compact_limit ? compact.get() : contiguous.get();
 }
 
-/// Strings are converted through a buffer that the library makes 1 MiB large and clears for each call unless told otherwise.
+/// Strings are converted through a buffer that the library makes 1 MiB large and clears for each call unless
+/// told otherwise.
 hid_t small_buffer() {
     static const Id dxpl = [] {
         Id list(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
@@ -78,26 +77,29 @@ hid_t small_buffer() {
     return dxpl.get();
 }
 
-Object write_dataset(const Object& at, const std::string& name, hid_t stored, hid_t memory, const std::vector<hsize_t>& dims,
-                     std::size_t bytes, const void* data) {
+Object write_dataset(const Object& at, const std::string& name, hid_t stored, hid_t memory,
+                     const std::vector<hsize_t>& dims, std::size_t bytes, const void* data) {
     const Id space = space_of(dims);
     const std::string path = at.path + "/" + name;
-    Object dataset{
-        {H5Dcreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, layout_for(bytes), H5P_DEFAULT), H5Dclose},
-        at.file,
-        path,
-        at.code};
+    Object dataset{{H5Dcreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, layout_for(bytes),
+                               H5P_DEFAULT),
+                    H5Dclose},
+                   at.file,
+                   path,
+                   at.code};
     if (dataset.id.get() < 0) fail(dataset, "cannot be created");
     if (bytes > 0)
-        check(dataset, H5Dwrite(dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), data), "cannot be written");
+        check(dataset, H5Dwrite(dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), data),
+              "cannot be written");
     return dataset;
 }
 
 void write_string(const Object& at, const std::string& name, const std::string& text) {
     const Id space = space_of({});
-    const Id attribute =
-        checked(at, {H5Acreate2(at.id.get(), name.c_str(), text_type(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
-                "attribute " + name + " cannot be created");
+    const Id attribute = checked(
+        at,
+        {H5Acreate2(at.id.get(), name.c_str(), text_type(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
+        "attribute " + name + " cannot be created");
     const char* value = text.c_str();
     check(at, H5Awrite(attribute.get(), text_type(), &value), "attribute " + name + " cannot be written");
 }
@@ -110,14 +112,17 @@ struct Stored {
     std::size_t elements = 1;
 };
 
-/// Data lies in the file, in one piece, as we write it. Chunks with their index and their filters never were ours.
+/// Data lies in the file, in one piece, as we write it. Chunks with their index and their filters never were
+/// ours.
 void need_own_data(const Object& dataset) {
-    const Id list =
-        checked(dataset, {H5Dget_create_plist(dataset.id.get()), H5Pclose}, "how it is stored cannot be read");
+    const Id list = checked(dataset, {H5Dget_create_plist(dataset.id.get()), H5Pclose},
+                            "how it is stored cannot be read");
     const H5D_layout_t layout = H5Pget_layout(list.get());
     if (layout == H5D_VIRTUAL) refuse(dataset, "holds data outside the file (a virtual dataset)");
-    if (H5Pget_external_count(list.get()) != 0) refuse(dataset, "holds data outside the file (external storage)");
-    if (layout != H5D_COMPACT && layout != H5D_CONTIGUOUS) refuse(dataset, "is not stored in one piece, as all of a result is");
+    if (H5Pget_external_count(list.get()) != 0)
+        refuse(dataset, "holds data outside the file (external storage)");
+    if (layout != H5D_COMPACT && layout != H5D_CONTIGUOUS)
+        refuse(dataset, "is not stored in one piece, as all of a result is");
 }
 
 Stored open_dataset(const Object& at, const std::string& name, std::size_t element_bytes) {
@@ -127,14 +132,18 @@ Stored open_dataset(const Object& at, const std::string& name, std::size_t eleme
     if (s.dataset.id.get() < 0) fail(s.dataset, "cannot be opened as a dataset");
     need_own_data(s.dataset);
     s.type = checked(s.dataset, {H5Dget_type(s.dataset.id.get()), H5Tclose}, "its type cannot be read");
-    const Id space = checked(s.dataset, {H5Dget_space(s.dataset.id.get()), H5Sclose}, "its shape cannot be read");
+    const Id space =
+        checked(s.dataset, {H5Dget_space(s.dataset.id.get()), H5Sclose}, "its shape cannot be read");
     const int rank = H5Sget_simple_extent_ndims(space.get());
     if (rank < 0 || H5Sget_simple_extent_type(space.get()) == H5S_NULL) fail(s.dataset, "has no shape");
     s.dims.resize(static_cast<std::size_t>(rank));
-    if (rank > 0) check(s.dataset, H5Sget_simple_extent_dims(space.get(), s.dims.data(), nullptr), "its shape cannot be read");
+    if (rank > 0)
+        check(s.dataset, H5Sget_simple_extent_dims(space.get(), s.dims.data(), nullptr),
+              "its shape cannot be read");
     const std::uint64_t limit = at.file_bytes / element_bytes;
     for (const hsize_t d : s.dims) {
-        if (d != 0 && s.elements > limit / d) refuse(s.dataset, "claims more elements than the file can hold");
+        if (d != 0 && s.elements > limit / d)
+            refuse(s.dataset, "claims more elements than the file can hold");
         s.elements *= static_cast<std::size_t>(d);
     }
     return s;
@@ -142,7 +151,8 @@ Stored open_dataset(const Object& at, const std::string& name, std::size_t eleme
 
 /// Reads variable-length strings by `read(type, char**)`.
 template <class Read>
-std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t stored, std::size_t n, Read read) {
+std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t stored,
+                                          std::size_t n, Read read) {
     if (H5Tget_class(stored) != H5T_STRING || H5Tis_variable_str(stored) <= 0)
         refuse(at, what + "is not a variable-length string");
     const Id type = new_text_type(H5T_VARIABLE);
@@ -157,8 +167,7 @@ std::vector<std::string> variable_strings(const Object& at, const std::string& w
     return values;
 }
 
-template <class T>
-std::string decimal(T value) {
+template <class T> std::string decimal(T value) {
     std::array<char, 40> text;
     const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
     return {text.data(), end};
@@ -169,9 +178,12 @@ std::string decimal(T value) {
 void write_integer(const Object& at, const std::string& name, std::int64_t value) {
     const Id space = space_of({});
     const Id attribute =
-        checked(at, {H5Acreate2(at.id.get(), name.c_str(), H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
+        checked(at,
+                {H5Acreate2(at.id.get(), name.c_str(), H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                 H5Aclose},
                 "attribute " + name + " cannot be created");
-    check(at, H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be written");
+    check(at, H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value),
+          "attribute " + name + " cannot be written");
 }
 
 void write_text(const Object& at, const std::string& name, std::string_view text, Bytes bytes) {
@@ -183,7 +195,8 @@ void write_text(const Object& at, const std::string& name, std::string_view text
         if (!exact) write_integer(at, name + "_replaced", 1);
     }
     if (exact && bytes == Bytes::if_needed) return;
-    write_array<std::uint8_t>(at, name + "_bytes", {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
+    write_array<std::uint8_t>(at, name + "_bytes",
+                              {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
                               {text.size()});
 }
 
@@ -202,28 +215,31 @@ void write_strings(const Object& at, const std::string& name, const std::vector<
         exact = exact && readable.back() == value;
     }
     for (const auto& value : readable) pointers.push_back(value.c_str());
-    const Object dataset =
-        write_dataset(at, name, text_type(), text_type(), {values.size()}, pointers.size() * sizeof(char*), pointers.data());
+    const Object dataset = write_dataset(at, name, text_type(), text_type(), {values.size()},
+                                         pointers.size() * sizeof(char*), pointers.data());
     if (!exact) write_integer(dataset, "replaced", 1);
 }
 
 void write_hashes(const Object& at, const std::string& name, const std::string& characters) {
-    write_dataset(at, name, hash_type(), hash_type(), {characters.size() / 64}, characters.size(), characters.data());
+    write_dataset(at, name, hash_type(), hash_type(), {characters.size() / 64}, characters.size(),
+                  characters.data());
 }
 
 template <class T>
-void write_array(const Object& at, const std::string& name, std::span<const T> values, const std::vector<hsize_t>& dims,
-                 const std::string& unit) {
-    const Object dataset = write_dataset(at, name, file_type<T>(), memory_type<T>(), dims, values.size_bytes(), values.data());
+void write_array(const Object& at, const std::string& name, std::span<const T> values,
+                 const std::vector<hsize_t>& dims, const std::string& unit) {
+    const Object dataset =
+        write_dataset(at, name, file_type<T>(), memory_type<T>(), dims, values.size_bytes(), values.data());
     if (!unit.empty()) write_string(dataset, "unit", unit);
 }
 
 std::optional<std::int64_t> read_integer(const Object& at, const std::string& name) {
     if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
-    const Id attribute =
-        checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose}, "attribute " + name + " cannot be opened");
+    const Id attribute = checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose},
+                                 "attribute " + name + " cannot be opened");
     const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
-    if (H5Tget_class(type.get()) != H5T_INTEGER || H5Sget_simple_extent_npoints(space.get()) != 1) return std::nullopt;
+    if (H5Tget_class(type.get()) != H5T_INTEGER || H5Sget_simple_extent_npoints(space.get()) != 1)
+        return std::nullopt;
     std::int64_t value = 0;
     check(at, H5Aread(attribute.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be read");
     return value;
@@ -235,8 +251,8 @@ std::optional<std::string> read_text(const Object& at, const std::string& name) 
         return std::string(bytes.begin(), bytes.end());
     }
     if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
-    const Id attribute =
-        checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose}, "attribute " + name + " cannot be opened");
+    const Id attribute = checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose},
+                                 "attribute " + name + " cannot be opened");
     const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
     if (H5Sget_simple_extent_npoints(space.get()) != 1)
         refuse(at, "attribute " + name + " is not one string");
@@ -249,7 +265,8 @@ std::vector<std::string> text_attributes(const Object& at) {
     const auto add = [](hid_t object, const char* name, const H5A_info_t*, void* to) -> herr_t {
         const Id attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
         const Id type(H5Aget_type(attribute.get()), H5Tclose);
-        if (H5Tget_class(type.get()) == H5T_STRING) static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+        if (H5Tget_class(type.get()) == H5T_STRING)
+            static_cast<std::vector<std::string>*>(to)->emplace_back(name);
         return 0;
     };
     if (H5Aiterate2(at.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &names) < 0) {
@@ -285,11 +302,13 @@ std::vector<std::string> read_strings(const Object& at, const std::string& name)
 
 std::string read_hashes(const Object& at, const std::string& name) {
     const Stored s = open_dataset(at, name, 64);
-    if (H5Tget_class(s.type.get()) != H5T_STRING || H5Tis_variable_str(s.type.get()) != 0 || H5Tget_size(s.type.get()) != 64)
+    if (H5Tget_class(s.type.get()) != H5T_STRING || H5Tis_variable_str(s.type.get()) != 0 ||
+        H5Tget_size(s.type.get()) != 64)
         refuse(s.dataset, "does not hold strings of 64 characters");
     std::string characters(s.elements * 64, '\0');
     if (s.elements > 0)
-        check(s.dataset, H5Dread(s.dataset.id.get(), s.type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, characters.data()),
+        check(s.dataset,
+              H5Dread(s.dataset.id.get(), s.type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, characters.data()),
               "cannot be read");
     return characters;
 }
@@ -299,11 +318,13 @@ std::vector<T> read_array(const Object& at, const std::string& name, std::vector
     const Stored s = open_dataset(at, name, sizeof(T));
     const H5T_class_t wanted = std::is_integral_v<T> ? H5T_INTEGER : H5T_FLOAT;
     if (H5Tget_class(s.type.get()) != wanted || H5Tget_size(s.type.get()) > sizeof(T))
-        refuse(s.dataset, std::string("does not hold ") + (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") +
+        refuse(s.dataset, std::string("does not hold ") +
+                              (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") +
                               " of at most " + std::to_string(8 * sizeof(T)) + " bits");
     std::vector<T> values(s.elements);
     if (s.elements > 0)
-        check(s.dataset, H5Dread(s.dataset.id.get(), memory_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
+        check(s.dataset,
+              H5Dread(s.dataset.id.get(), memory_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
               "cannot be read");
     if (dims) *dims = s.dims;
     return values;
@@ -321,13 +342,16 @@ template void write_array<std::int32_t>(const Object&, const std::string&, std::
                                         const std::vector<hsize_t>&, const std::string&);
 template void write_array<std::int64_t>(const Object&, const std::string&, std::span<const std::int64_t>,
                                         const std::vector<hsize_t>&, const std::string&);
-template void write_array<float>(const Object&, const std::string&, std::span<const float>, const std::vector<hsize_t>&,
-                                 const std::string&);
-template void write_array<double>(const Object&, const std::string&, std::span<const double>, const std::vector<hsize_t>&,
-                                  const std::string&);
-template std::vector<std::uint8_t> read_array<std::uint8_t>(const Object&, const std::string&, std::vector<hsize_t>*);
-template std::vector<std::int32_t> read_array<std::int32_t>(const Object&, const std::string&, std::vector<hsize_t>*);
-template std::vector<std::int64_t> read_array<std::int64_t>(const Object&, const std::string&, std::vector<hsize_t>*);
+template void write_array<float>(const Object&, const std::string&, std::span<const float>,
+                                 const std::vector<hsize_t>&, const std::string&);
+template void write_array<double>(const Object&, const std::string&, std::span<const double>,
+                                  const std::vector<hsize_t>&, const std::string&);
+template std::vector<std::uint8_t> read_array<std::uint8_t>(const Object&, const std::string&,
+                                                            std::vector<hsize_t>*);
+template std::vector<std::int32_t> read_array<std::int32_t>(const Object&, const std::string&,
+                                                            std::vector<hsize_t>*);
+template std::vector<std::int64_t> read_array<std::int64_t>(const Object&, const std::string&,
+                                                            std::vector<hsize_t>*);
 template std::vector<float> read_array<float>(const Object&, const std::string&, std::vector<hsize_t>*);
 template std::vector<double> read_array<double>(const Object&, const std::string&, std::vector<hsize_t>*);
 

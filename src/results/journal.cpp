@@ -42,16 +42,19 @@ std::string head_of(std::int64_t number, std::string_view payload) {
     return head;
 }
 
-std::string counted(std::int64_t n, const std::string& noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
+std::string counted(std::int64_t n, const std::string& noun) {
+    return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
 
 }  // namespace
 
-JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run, const OnRequest& on_request) {
+JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run,
+                        const OnRequest& on_request) {
     const auto read = [&](void* to, std::size_t bytes, std::uint64_t at) {
         if (const int error = read_all(fd, to, bytes, at); error > 0)
-            throw Error(Exit::failure, path.string() + ": cannot be read at byte " + std::to_string(at) + ": " + reason(error));
-        else if (error < 0)
-            throw Error(Exit::failure, path.string() + ": became shorter while it was read");
+            throw Error(Exit::failure, path.string() + ": cannot be read at byte " + std::to_string(at) +
+                                           ": " + reason(error));
+        else if (error < 0) throw Error(Exit::failure, path.string() + ": became shorter while it was read");
     };
     const std::uint64_t size = size_of_file(fd);
     JournalEnd end;
@@ -60,7 +63,8 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
         end.left_out_bytes = size - end.whole_bytes;
         end.note = path.string() + ": after " + counted(end.requests, "finished request") + ", at byte " +
                    std::to_string(end.whole_bytes) + ", " + what + "; the " +
-                   counted(static_cast<std::int64_t>(end.left_out_bytes), "byte") + " from there on were left out";
+                   counted(static_cast<std::int64_t>(end.left_out_bytes), "byte") +
+                   " from there on were left out";
         return end;
     };
     // After a loss of power a file may have its new size but not yet the bytes.
@@ -77,9 +81,12 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
     read(begin.data(), begin.size(), 0);
     if (begin != magic.substr(0, begin.size())) {
         if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "there are only zeros");
-        throw Error(Exit::bad_input, path.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
+        throw Error(
+            Exit::bad_input,
+            path.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
     }
-    if (size < magic.size()) return size == 0 ? end : stop(JournalEnd::Kind::torn, "the first line is incomplete");
+    if (size < magic.size())
+        return size == 0 ? end : stop(JournalEnd::Kind::torn, "the first line is incomplete");
     end.whole_bytes = magic.size();
 
     std::string payload;
@@ -93,31 +100,37 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
         const Check of_length = check_of(end.records, {head.data(), 8});
         if (std::memcmp(of_length.data(), head.data() + 8, 8) != 0) {
             if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "only zeros follow");
-            return stop(JournalEnd::Kind::damaged, "bytes follow that are no record, or a record's length was changed");
+            return stop(JournalEnd::Kind::damaged,
+                        "bytes follow that are no record, or a record's length was changed");
         }
-        if (length > left - record_head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
+        if (length > left - record_head_bytes)
+            return stop(JournalEnd::Kind::torn, "the last record is incomplete");
         payload.resize(length);
         read(payload.data(), payload.size(), end.whole_bytes + record_head_bytes);
         const Check of_payload = check_of(end.records, payload);
         if (std::memcmp(of_payload.data(), head.data() + 16, 8) != 0) {
             // A disk that lost power may hold the length but not yet the bytes of the last record.
             const bool last = length == left - record_head_bytes;
-            return stop(last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
-                        std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
+            return stop(
+                last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
+                std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
         }
         std::optional<JournalRun> run;
         std::optional<RequestRecord> request;
-        // The checks of appending again: a checksum says only that the bytes are those that some program wrote.
+        // The checks of appending again: a checksum says only that the bytes are those that some program
+        // wrote.
         try {
             if (kind_of(payload) == RecordKind::run) {
                 check_names(run.emplace(decode_run(payload)).run);
                 if (!is_session(run->session))
-                    throw Error(Exit::bad_input, "session " + std::to_string(run->session) + " is no count of resumed runs");
+                    throw Error(Exit::bad_input,
+                                "session " + std::to_string(run->session) + " is no count of resumed runs");
             } else {
                 check_shapes(request.emplace(decode_request(payload)));
             }
         } catch (const Error& error) {
-            throw Error(Exit::bad_input, path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
+            throw Error(Exit::bad_input,
+                        path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
         }
         if (run) {
             on_run(std::move(*run));
@@ -132,27 +145,31 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
 }
 
 Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path)) {
-    // The file may be renamed or removed by its owner between our open and our lock; then the lock is on a file without
-    // a name, and the next try meets the new state.
+    // The file may be renamed or removed by its owner between our open and our lock; then the lock is on a
+    // file without a name, and the next try meets the new state.
     for (int attempt = 0; attempt < 16; ++attempt) {
         const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (open == Open::existing_or_new ? O_CREAT : 0);
         file_ = Descriptor(::open(path_.c_str(), flags, 0666));
         if (file_.get() < 0) {
             const int error = errno;
-            throw Error(Exit::failure,
-                        path_.string() +
-                            (open == Open::existing_or_new ? ": cannot be created: " : ": cannot be opened for writing: ") +
-                            reason(error),
-                        open == Open::existing_or_new ? "the result needs a folder that can be written"
-                                                      : "recover needs the journal and its folder writable: it removes the one when the "
-                                                        "result is made in the other");
+            throw Error(
+                Exit::failure,
+                path_.string() +
+                    (open == Open::existing_or_new ? ": cannot be created: "
+                                                   : ": cannot be opened for writing: ") +
+                    reason(error),
+                open == Open::existing_or_new
+                    ? "the result needs a folder that can be written"
+                    : "recover needs the journal and its folder writable: it removes the one when the "
+                      "result is made in the other");
         }
         lock();
         struct stat held {
         }, named{};
-        if (::fstat(file_.get(), &held) == 0 && ::stat(path_.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
-            held.st_dev == named.st_dev) {
-            if (!S_ISREG(held.st_mode)) throw Error(Exit::failure, path_.string() + ": is not a regular file");
+        if (::fstat(file_.get(), &held) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+            held.st_ino == named.st_ino && held.st_dev == named.st_dev) {
+            if (!S_ISREG(held.st_mode))
+                throw Error(Exit::failure, path_.string() + ": is not a regular file");
             was_empty_ = held.st_size == 0;
             return;
         }
@@ -162,12 +179,12 @@ Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path))
 
 void Journal::lock() {
     lock_warning_.clear();
-    // HDF5's readers use flock. It is only tried here, and let go at once: where it is made of the lock below (NFS), the two
-    // would exclude each other.
-    if (::flock(file_.get(), LOCK_SH | LOCK_NB) == 0)
-        ::flock(file_.get(), LOCK_UN);
+    // HDF5's readers use flock. It is only tried here, and let go at once: where it is made of the lock below
+    // (NFS), the two would exclude each other.
+    if (::flock(file_.get(), LOCK_SH | LOCK_NB) == 0) ::flock(file_.get(), LOCK_UN);
     else
-        lock_warning_ = folder_of(path_).string() + ": flock does not work on this file system: " + reason(errno) +
+        lock_warning_ = folder_of(path_).string() +
+                        ": flock does not work on this file system: " + reason(errno) +
                         "; the result is written without it, but to read it there with h5dump or h5py set "
                         "HDF5_USE_FILE_LOCKING=FALSE";
     struct flock whole {};
@@ -187,7 +204,8 @@ void Journal::lock() {
 
 void Journal::fail(const std::string& doing, int error) const {
     throw Error(Exit::failure, path_.string() + ": " + doing + ": " + reason(error),
-                records_ > 1 ? "the records before it are safe; make room, then make the result with `ftmpi recover`; a run also "
+                records_ > 1 ? "the records before it are safe; make room, then make the result with `ftmpi "
+                               "recover`; a run also "
                                "goes on with --resume"
                              : "choose an --output on a disk with room");
 }
@@ -214,9 +232,11 @@ void Journal::start(const JournalRun& run) {
 
 void Journal::append_unflushed(std::string_view record) {
     const std::string head = head_of(records_, record);
-    // A torn tail of an earlier run goes first: the rest of one longer than this record would look like damage behind it.
+    // A torn tail of an earlier run goes first: the rest of one longer than this record would look like
+    // damage behind it.
     int error = 0;
-    if (size_of_file(file_.get()) > end_ && ::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) error = errno;
+    if (size_of_file(file_.get()) > end_ && ::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0)
+        error = errno;
     if (!error) error = write_all(file_.get(), head, end_);
     if (!error) error = write_all(file_.get(), record, end_ + head.size());
     if (error) {

@@ -1,6 +1,7 @@
-// PATH.journal: a magic line, then records [length u64][check of length 8 bytes][check of payload 8 bytes][payload]. The
-// checks are SHA-256 cut to 8 bytes, over the record's number as well, so no record can be lost from the middle unseen. The
-// first record holds the run, so that a result can be made from the journal alone.
+// PATH.journal: a magic line, then records [length u64][check of length 8 bytes][check of payload 8
+// bytes][payload]. The checks are SHA-256 cut to 8 bytes, over the record's number as well, so no record can
+// be lost from the middle unseen. The first record holds the run, so that a result can be made from the
+// journal alone.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +35,10 @@ struct JournalEnd {
 using OnRun = std::function<void(JournalRun&&)>;
 using OnRequest = std::function<void(RequestRecord&&)>;
 
-/// Reads records one by one until the end or the first that is not whole. Throws Error(bad_input) when the file is not a
-/// journal of this version, Error(failure) when it cannot be read.
-JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run, const OnRequest& on_request);
+/// Reads records one by one until the end or the first that is not whole. Throws Error(bad_input) when the
+/// file is not a journal of this version, Error(failure) when it cannot be read.
+JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run,
+                        const OnRequest& on_request);
 
 /// A journal opened for writing, locked against other runs for as long as this object lives.
 class Journal {
@@ -53,8 +55,8 @@ public:
 
     /// Reads all whole records; a following append goes after them, over what is not whole.
     JournalEnd scan(const OnRun& on_run, const OnRequest& on_request);
-    /// Empties the file and writes `run` as its first record. The folder is flushed before: what the file held may have been
-    /// kept only because the name of the result made of it was not on the disk.
+    /// Empties the file and writes `run` as its first record. The folder is flushed before: what the file
+    /// held may have been kept only because the name of the result made of it was not on the disk.
     void start(const JournalRun& run);
     /// Appends an encoded record and flushes it. On failure the file is cut back and Error(failure) thrown.
     void append(std::string_view record);

@@ -17,7 +17,8 @@ namespace {
 /// Removes what a killed run has left under this name; refuses what no run of ours can have left.
 void clear_name(const std::filesystem::path& path, bool may_replace) {
     const auto refuse = [&](const std::string& what) {
-        throw Error(Exit::usage, path.string() + ": the result is written under this name first, but it " + what,
+        throw Error(Exit::usage,
+                    path.string() + ": the result is written under this name first, but it " + what,
                     "move it away, or choose another name for the result");
     };
     struct stat found {};
@@ -27,9 +28,11 @@ void clear_name(const std::filesystem::path& path, bool may_replace) {
     if (!S_ISREG(found.st_mode)) refuse("is not a regular file");
     if (!begins_as_hdf5(path)) refuse("exists and is not an HDF5 file, so no run of ftmpi has left it");
     if (!may_replace)
-        throw Error(Exit::usage,
-                    path.string() + ": the result is written under this name first, but it exists and is not replaced unasked",
-                    "--overwrite replaces it where a killed run has left it; or choose another --output");
+        throw Error(
+            Exit::usage,
+            path.string() +
+                ": the result is written under this name first, but it exists and is not replaced unasked",
+            "--overwrite replaces it where a killed run has left it; or choose another --output");
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
         throw Error(Exit::failure, path.string() + ": cannot be removed: " + reason(errno));
 }
@@ -63,7 +66,8 @@ PartFile::PartFile(std::filesystem::path path, bool may_replace) : path_(std::mo
 
 PartFile::~PartFile() {
     if (renamed_) return;
-    // Emptied first: HDF5 may still hold the file open after a failed close, and its blocks are needed by others.
+    // Emptied first: HDF5 may still hold the file open after a failed close, and its blocks are needed by
+    // others.
     [[maybe_unused]] const int ignored = ::ftruncate(file_.get(), 0);
     if (is_ours()) ::unlink(path_.c_str());
 }
@@ -74,9 +78,11 @@ bool PartFile::is_ours() const {
 }
 
 void PartFile::rename_to(const std::filesystem::path& target) {
-    if (!is_ours()) throw Error(Exit::failure, path_.string() + ": was replaced by another program while it was written");
+    if (!is_ours())
+        throw Error(Exit::failure, path_.string() + ": was replaced by another program while it was written");
     if (::rename(path_.c_str(), target.c_str()) != 0)
-        throw Error(Exit::failure, target.string() + ": " + path_.string() + " cannot be renamed to it: " + reason(errno));
+        throw Error(Exit::failure,
+                    target.string() + ": " + path_.string() + " cannot be renamed to it: " + reason(errno));
     renamed_ = true;
 }
 

@@ -23,21 +23,30 @@ namespace {
 
 fs::path with_suffix(const fs::path& path, const std::string& suffix) { return path.string() + suffix; }
 
-void add_sentence(std::string& text, const std::string& sentence) { text += (text.empty() || sentence.empty() ? "" : "; ") + sentence; }
+void add_sentence(std::string& text, const std::string& sentence) {
+    text += (text.empty() || sentence.empty() ? "" : "; ") + sentence;
+}
 
-/// The file that will be written: the end of a symbolic link, in a folder that exists. Messages begin with `option`.
+/// The file that will be written: the end of a symbolic link, in a folder that exists. Messages begin with
+/// `option`.
 fs::path output_target(const fs::path& path, const std::string& option) {
-    const auto refuse = [&](const std::string& what) { throw Error(Exit::usage, option + path.string() + ": " + what); };
-    if (path.empty() || path.filename().empty() || path.filename() == "." || path.filename() == "..") refuse("names no file");
+    const auto refuse = [&](const std::string& what) {
+        throw Error(Exit::usage, option + path.string() + ": " + what);
+    };
+    if (path.empty() || path.filename().empty() || path.filename() == "." || path.filename() == "..")
+        refuse("names no file");
     std::error_code error;
     const bool link = fs::symlink_status(path, error).type() == fs::file_type::symlink;
     const fs::file_status status = fs::status(path, error);
-    if (link && status.type() == fs::file_type::not_found) refuse("is a symbolic link to something that does not exist");
+    if (link && status.type() == fs::file_type::not_found)
+        refuse("is a symbolic link to something that does not exist");
     if (status.type() == fs::file_type::directory) refuse("is a directory; name a file in it");
     if (status.type() == fs::file_type::none) refuse(error.message());
-    if (status.type() != fs::file_type::not_found && status.type() != fs::file_type::regular) refuse("is not a regular file");
+    if (status.type() != fs::file_type::not_found && status.type() != fs::file_type::regular)
+        refuse("is not a regular file");
     if (!fs::is_directory(folder_of(path), error))
-        refuse("its folder " + folder_of(path).string() + (fs::exists(folder_of(path), error) ? " is not a folder" : " does not exist"));
+        refuse("its folder " + folder_of(path).string() +
+               (fs::exists(folder_of(path), error) ? " is not a folder" : " does not exist"));
     return link ? fs::canonical(path) : path;
 }
 
@@ -48,14 +57,16 @@ void try_hdf5(const fs::path& path, bool may_replace_part) {
     if (!file.id.close()) hdf5::fail(file, "cannot be closed");
 }
 
-/// Whatever was asked for, only a result is replaced: a name given by mistake may be that of a checkpoint, a text, or data of another
-/// program.
+/// Whatever was asked for, only a result is replaced: a name given by mistake may be that of a checkpoint, a
+/// text, or data of another program.
 void refuse_other_than_result(const fs::path& target) {
     if (is_result(target)) return;
-    throw Error(Exit::usage,
-                target.string() + (begins_as_hdf5(target) ? ": is an HDF5 file, but no whole result of ftmpi, and is not replaced"
-                                                          : ": is not an HDF5 file, so it is no result and is not replaced"),
-                "move the file away, or choose another name for the result");
+    throw Error(
+        Exit::usage,
+        target.string() + (begins_as_hdf5(target)
+                               ? ": is an HDF5 file, but no whole result of ftmpi, and is not replaced"
+                               : ": is not an HDF5 file, so it is no result and is not replaced"),
+        "move the file away, or choose another name for the result");
 }
 
 /// The whole records of a journal without their contents.
@@ -83,9 +94,7 @@ JournalIndex index_journal(Journal& journal) {
 std::string journal_id_of(const fs::path& file) {
     try {
         return SchemaReader(file).run().journal_id;
-    } catch (const Error&) {
-        return {};
-    }
+    } catch (const Error&) { return {}; }
 }
 
 std::string new_journal_id(const RunRecord& run) {
@@ -93,30 +102,34 @@ std::string new_journal_id(const RunRecord& run) {
     return hex(sha256(run.identity + std::to_string(now) + " " + std::to_string(::getpid()))).substr(0, 32);
 }
 
-/// Renames a damaged file to the first free name of PATH.damaged, PATH.damaged.2, ...; those of earlier times stay as they are.
+/// Renames a damaged file to the first free name of PATH.damaged, PATH.damaged.2, ...; those of earlier times
+/// stay as they are.
 fs::path set_aside(const fs::path& path, std::error_code& error) {
     fs::path aside = with_suffix(path, ".damaged");
-    for (int n = 2; fs::exists(fs::symlink_status(aside, error)); ++n) aside = with_suffix(path, ".damaged." + std::to_string(n));
+    for (int n = 2; fs::exists(fs::symlink_status(aside, error)); ++n)
+        aside = with_suffix(path, ".damaged." + std::to_string(n));
     fs::rename(path, aside, error);
     return aside;
 }
 
-/// Removes the journal of a result that was made, if the result's name is on the disk: a loss of power could otherwise leave
-/// neither. Returns a sentence when the journal was kept.
+/// Removes the journal of a result that was made, if the result's name is on the disk: a loss of power could
+/// otherwise leave neither. Returns a sentence when the journal was kept.
 std::string drop_journal(Journal& journal) {
     const fs::path folder = folder_of(journal.path());
     if (const int error = flush_path(folder))
-        return folder.string() + ": cannot be flushed to the disk: " + reason(error) + "; " + journal.path().string() +
+        return folder.string() + ": cannot be flushed to the disk: " + reason(error) + "; " +
+               journal.path().string() +
                " was kept in case the machine goes down; the next run or `ftmpi recover` removes it";
     journal.remove();
     return {};
 }
 
-/// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET, where nothing may be but
-/// the file with the fingerprint `replaceable`. Returns the number of requests. On failure there is no .part of this run, and TARGET
-/// is as it was.
-std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target, const SchemaReader* other,
-                          const SummaryRecord& summary, RunEnd end, const std::string& replaceable, bool may_replace_part) {
+/// Writes TARGET.part from the journal, and from `other` what the journal lacks; renames it to TARGET, where
+/// nothing may be but the file with the fingerprint `replaceable`. Returns the number of requests. On failure
+/// there is no .part of this run, and TARGET is as it was.
+std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::path& target,
+                          const SchemaReader* other, const SummaryRecord& summary, RunEnd end,
+                          const std::string& replaceable, bool may_replace_part) {
     try {
         PartFile part(with_suffix(target, ".part"), may_replace_part);
         SchemaWriter writer(part.path(), run);
@@ -131,20 +144,23 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
         writer.close(summary, end);
         seal_file(part.path());
         if (const int error = flush_path(part.path()))
-            throw Error(Exit::failure, part.path().string() + ": cannot be flushed to the disk: " + reason(error));
+            throw Error(Exit::failure,
+                        part.path().string() + ": cannot be flushed to the disk: " + reason(error));
         std::error_code error;
         if (fs::exists(target, error)) {
             if (!replaceable.empty()) refuse_other_than_result(target);
             if (fingerprint(target) != replaceable)
-                throw Error(Exit::failure, target.string() + ": was put there by another program during the run and is not replaced");
+                throw Error(Exit::failure,
+                            target.string() +
+                                ": was put there by another program during the run and is not replaced");
         }
         part.rename_to(target);
         return static_cast<std::int64_t>(written.size());
     } catch (const Error& error) {
         throw Error(error.code() == Exit::bad_input ? Exit::failure : error.code(), error.what(),
                     "the finished requests are safe in " + journal.path().string() +
-                        "; when this is put right, `ftmpi recover " + target.string() + "` makes the result of them" +
-                        (error.hint().empty() ? "" : "; " + error.hint()));
+                        "; when this is put right, `ftmpi recover " + target.string() +
+                        "` makes the result of them" + (error.hint().empty() ? "" : "; " + error.hint()));
     }
 }
 
@@ -165,20 +181,21 @@ struct ResultFile::State {
     JournalRun run;
     std::set<std::int64_t> indices;
     std::vector<std::int64_t> finished;
-    std::int64_t failed_before = 0;  ///< of these
+    std::int64_t failed_before = 0;    ///< of these
     std::string warning, replaceable;  ///< the latter: fingerprint of the file that was there at the start
     bool may_replace_part = false, done = false;
-    bool nothing_left = false;  ///< the finished file holds all that was asked for and stays as it is; no journal is begun
+    bool nothing_left =
+        false;  ///< the finished file holds all that was asked for and stays as it is; no journal is begun
 };
 
 ResultFile::State::State(fs::path path, RunRecord record, Existing existing, bool can_resume)
-    : given(std::move(path)),
-      target([&] {
+    : given(std::move(path)), target([&] {
           check_names(record);
           auto resolved = output_target(given, "--output ");
           if (existing == Existing::refuse && fs::exists(resolved))
               throw Error(Exit::usage, given.string() + " exists and is not replaced unasked",
-                          std::string("add --overwrite to replace it") + (can_resume ? " or --resume to go on from it" : "") +
+                          std::string("add --overwrite to replace it") +
+                              (can_resume ? " or --resume to go on from it" : "") +
                               ", or choose another --output");
           if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_result(resolved);
           return resolved;
@@ -194,10 +211,10 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing, boo
         const bool worth_keeping = !found.indices.empty() || found.end.kind == JournalEnd::Kind::damaged;
         if (existing == Existing::refuse && worth_keeping)
             throw Error(Exit::usage,
-                        journal.path().string() + " holds " + counted(found.indices.size(), "finished request") +
-                            " of a run that did not end",
-                        "`ftmpi recover " + given.string() +
-                            "` makes their result, " + (can_resume ? "--resume goes on from them, " : "") + "--overwrite drops them");
+                        journal.path().string() + " holds " +
+                            counted(found.indices.size(), "finished request") + " of a run that did not end",
+                        "`ftmpi recover " + given.string() + "` makes their result, " +
+                            (can_resume ? "--resume goes on from them, " : "") + "--overwrite drops them");
         may_replace_part = existing != Existing::refuse;
         try_hdf5(with_suffix(target, ".part"), may_replace_part);
         run.run = std::move(record);
@@ -220,14 +237,18 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     const auto need_same = [&](const fs::path& from, const std::string& identity) {
         const std::string difference = identity_difference(identity, run.run.identity);
         if (!difference.empty())
-            throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
+            throw Error(Exit::bad_input,
+                        "--resume: " + from.string() + " was made by another run: " + difference,
                         "give the same model, prompts and options, or choose another --output");
     };
-    // Equal runs ask for equal requests: what is beyond them was written by something else, and is no place in this run.
+    // Equal runs ask for equal requests: what is beyond them was written by something else, and is no place
+    // in this run.
     const auto need_asked_for = [&](const fs::path& from, std::int64_t last) {
         if (run.run.requests_asked > 0 && last >= run.run.requests_asked)
-            throw Error(Exit::bad_input, "--resume: " + from.string() + " holds request " + std::to_string(last) + ", counted from 0, but this run asks for " +
-                                             counted(static_cast<std::uint64_t>(run.run.requests_asked), "request"),
+            throw Error(Exit::bad_input,
+                        "--resume: " + from.string() + " holds request " + std::to_string(last) +
+                            ", counted from 0, but this run asks for " +
+                            counted(static_cast<std::uint64_t>(run.run.requests_asked), "request"),
                         "choose another --output");
     };
     const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
@@ -241,20 +262,23 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
             if (!found.indices.contains(index)) visit(file->request(index, true));
     };
     if (found.end.kind == JournalEnd::Kind::damaged) {
-        // Copies from the file are flushed together, so a loss of power may leave holes among them. Whatever follows the copies was
-        // appended after that flush: what is no longer than the copies that are missing holds nothing else.
+        // Copies from the file are flushed together, so a loss of power may leave holes among them. Whatever
+        // follows the copies was appended after that flush: what is no longer than the copies that are
+        // missing holds nothing else.
         std::uint64_t copies = 0;
         if (keeps_file && file)
-            each_copy([&](const RequestRecord& r) { copies += record_head_bytes + encode(r, r.session).size(); });
+            each_copy(
+                [&](const RequestRecord& r) { copies += record_head_bytes + encode(r, r.session).size(); });
         if (found.end.left_out_bytes > copies)
-            throw Error(
-                Exit::bad_input, found.end.note,
-                "`ftmpi recover " + given.string() + "` keeps the whole records and sets the journal aside; then --resume again");
+            throw Error(Exit::bad_input, found.end.note,
+                        "`ftmpi recover " + given.string() +
+                            "` keeps the whole records and sets the journal aside; then --resume again");
         found.end.note += ", and are taken from " + given.string() + " again";
     }
     if (from_journal && file_exists && !file && !replaces) {
         refuse_other_than_result(target);
-        throw Error(Exit::usage, given.string() + " exists and is the result of another run than the journal's",
+        throw Error(Exit::usage,
+                    given.string() + " exists and is the result of another run than the journal's",
                     "move it away, then --resume again");
     }
     if (from_journal || replaces) need_same(journal.path(), found.last->run.identity);
@@ -267,7 +291,8 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
         if (!from_journal && keep_as_it_is(*file)) return;
         if (!file->indices().empty()) run.session = std::max(run.session, before.session + 1);
     }
-    if (!is_session(run.session)) throw Error(Exit::bad_input, "--resume: " + given.string() + " was resumed too often");
+    if (!is_session(run.session))
+        throw Error(Exit::bad_input, "--resume: " + given.string() + " was resumed too often");
     if (replaces) add_sentence(warning, given.string() + " will be replaced, as --overwrite asked before");
     if (from_journal) {
         add_sentence(warning, found.end.note);
@@ -292,10 +317,12 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     indices.merge(found.indices);
 }
 
-/// A file that a run ended by itself, and that lacks none of the requests asked for now, has nothing to gain from being written anew.
+/// A file that a run ended by itself, and that lacks none of the requests asked for now, has nothing to gain
+/// from being written anew.
 bool ResultFile::State::keep_as_it_is(const SchemaReader& file) {
     const auto& there = file.indices();
-    const bool all_there = !there.empty() && static_cast<std::int64_t>(there.size()) == run.run.requests_asked &&
+    const bool all_there = !there.empty() &&
+                           static_cast<std::int64_t>(there.size()) == run.run.requests_asked &&
                            there.back() == run.run.requests_asked - 1;
     if (!all_there || !file.complete()) return false;
     for (const auto index : there) failed_before += !file.request(index, false).error.empty();
@@ -315,9 +342,11 @@ bool ResultFile::nothing_left() const { return state_->nothing_left; }
 
 void ResultFile::append(const RequestRecord& request) {
     check_shapes(request);
-    if (state_->done || state_->nothing_left) throw Error(Exit::failure, "results: a request was appended after the end");
+    if (state_->done || state_->nothing_left)
+        throw Error(Exit::failure, "results: a request was appended after the end");
     if (state_->indices.contains(request.index))
-        throw Error(Exit::failure, "results: request " + std::to_string(request.index) + " was appended twice");
+        throw Error(Exit::failure,
+                    "results: request " + std::to_string(request.index) + " was appended twice");
     state_->journal.append(encode(request, state_->run.session));
     state_->indices.insert(request.index);
 }
@@ -327,17 +356,18 @@ void ResultFile::finish(const SummaryRecord& summary, bool interrupted) {
     if (s.done) throw Error(Exit::failure, "results: finished twice");
     const auto end = [&] {
         s.done = true;
-        if (const std::string note = drop_journal(s.journal); !note.empty()) std::fprintf(stderr, "note: %s\n", printable(note).c_str());
+        if (const std::string note = drop_journal(s.journal); !note.empty())
+            std::fprintf(stderr, "note: %s\n", printable(note).c_str());
     };
     if (s.nothing_left) return end();
     if (const auto found = index_journal(s.journal); found.indices != s.indices)
         throw Error(Exit::failure,
                     s.journal.path().string() + ": holds " + std::to_string(found.indices.size()) + " of " +
-                        counted(s.indices.size(), "finished request") + ": it was changed by another program. " +
-                        found.end.note,
+                        counted(s.indices.size(), "finished request") +
+                        ": it was changed by another program. " + found.end.note,
                     "`ftmpi recover " + s.given.string() + "` makes the result of what is left");
-    write_result(s.journal, s.run, s.target, nullptr, summary, interrupted ? RunEnd::interrupted : RunEnd::by_itself, s.replaceable,
-                 s.may_replace_part);
+    write_result(s.journal, s.run, s.target, nullptr, summary,
+                 interrupted ? RunEnd::interrupted : RunEnd::by_itself, s.replaceable, s.may_replace_part);
     end();
 }
 
@@ -359,7 +389,8 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
         return requests;
     }
     if (found.indices.empty())
-        throw Error(Exit::bad_input, journal_path.string() + " holds no finished request: there is nothing to recover" +
+        throw Error(Exit::bad_input, journal_path.string() +
+                                         " holds no finished request: there is nothing to recover" +
                                          (found.end.note.empty() ? "" : "; " + found.end.note));
     std::string said = found.end.note, replaceable = file_exists ? fingerprint(target) : "";
     std::optional<SchemaReader> file;
@@ -368,21 +399,26 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
         if (file && file->run().run.identity != found.last->run.identity) file.reset();
     } catch (const Error& error) {
         if (!overwrite)
-            throw Error(error.code(), error.what(), "move it away, then recover, or add --overwrite, which sets it aside");
+            throw Error(error.code(), error.what(),
+                        "move it away, then recover, or add --overwrite, which sets it aside");
         std::error_code failed;
         const fs::path aside = set_aside(target, failed);
-        if (failed) throw Error(Exit::failure, h5.string() + ": cannot be renamed to " + aside.string() + ": " + failed.message());
+        if (failed)
+            throw Error(Exit::failure,
+                        h5.string() + ": cannot be renamed to " + aside.string() + ": " + failed.message());
         add_sentence(said, std::string(error.what()) + "; it was kept as " + aside.string());
         file.reset();
         replaceable.clear();
     }
     if (!replaceable.empty() && !file) {
         if (!overwrite)
-            throw Error(Exit::usage, h5.string() + " exists and is the result of another run than the journal's",
+            throw Error(Exit::usage,
+                        h5.string() + " exists and is the result of another run than the journal's",
                         "add --overwrite to replace it, or move it away");
         refuse_other_than_result(target);
     }
-    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {}, RunEnd::recovered, replaceable, true);
+    const auto requests = write_result(journal, *found.last, target, file ? &*file : nullptr, {},
+                                       RunEnd::recovered, replaceable, true);
     if (found.end.kind == JournalEnd::Kind::damaged) {
         std::error_code failed;
         const fs::path aside = set_aside(journal_path, failed);
@@ -422,8 +458,10 @@ StoredRun read_journal(const fs::path& path) {
         [&](RequestRecord&& request) {
             if (seen.insert(request.index).second) stored.requests.push_back(std::move(request));
         });
-    if (!has_run && end.kind == JournalEnd::Kind::clean) throw Error(Exit::bad_input, path.string() + ": holds no run");
-    std::sort(stored.requests.begin(), stored.requests.end(), [](const auto& a, const auto& b) { return a.index < b.index; });
+    if (!has_run && end.kind == JournalEnd::Kind::clean)
+        throw Error(Exit::bad_input, path.string() + ": holds no run");
+    std::sort(stored.requests.begin(), stored.requests.end(),
+              [](const auto& a, const auto& b) { return a.index < b.index; });
     stored.torn_tail = end.kind != JournalEnd::Kind::clean;
     stored.note = end.note;
     return stored;

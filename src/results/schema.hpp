@@ -12,10 +12,12 @@
 
 namespace ftmpi {
 
-/// Sessions are counted up by one with each --resume. A number outside comes from no run, and would leave none for the next.
+/// Sessions are counted up by one with each --resume. A number outside comes from no run, and would leave
+/// none for the next.
 constexpr bool is_session(std::int64_t number) { return number >= 0 && number <= 1'000'000'000; }
 
-/// Throws Error(failure) for keys that cannot name an attribute or a dataset, before any work depends on them.
+/// Throws Error(failure) for keys that cannot name an attribute or a dataset, before any work depends on
+/// them.
 void check_names(const RunRecord& run);
 /// The same for arrays whose sizes do not fit each other.
 void check_shapes(const RequestRecord& request);
@@ -23,7 +25,8 @@ void check_shapes(const RequestRecord& request);
 /// How the run came to its end that the file is of; `recover` makes it after one that came to none.
 enum class RunEnd { by_itself, interrupted, recovered };
 
-/// Writes one file, request by request. Every failure is Error(failure) and leaves a file that must not be used.
+/// Writes one file, request by request. Every failure is Error(failure) and leaves a file that must not be
+/// used.
 class SchemaWriter {
 public:
     SchemaWriter(const std::filesystem::path& path, const JournalRun& run);
@@ -36,11 +39,12 @@ private:
     RequestCounts counts_;
 };
 
-/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool), of any version. Throws
-/// Error(bad_input) when it cannot be opened, or not be looked at without harm.
+/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool),
+/// of any version. Throws Error(bad_input) when it cannot be opened, or not be looked at without harm.
 bool is_result(const std::filesystem::path& path);
 
-/// Reads one file, request by request. Every failure is Error(bad_input). All of it was read by a child process before.
+/// Reads one file, request by request. Every failure is Error(bad_input). All of it was read by a child
+/// process before.
 class SchemaReader {
 public:
     explicit SchemaReader(const std::filesystem::path& path);

@@ -53,10 +53,9 @@ bool is_result(const std::filesystem::path& path) {
     return try_reading(path, reading_seconds(0), [&] {
         try {
             const Object root{open_file(path), path.string(), "", Exit::bad_input, bytes};
-            return read_integer(root, "schema_version") && read_text(root, "journal_id") && read_text(root, "identity");
-        } catch (const Error&) {
-            return false;
-        }
+            return read_integer(root, "schema_version") && read_text(root, "journal_id") &&
+                   read_text(root, "identity");
+        } catch (const Error&) { return false; }
     });
 }
 
@@ -64,7 +63,8 @@ SchemaReader::SchemaReader(const std::filesystem::path& path) {
     check_is_hdf5(path);
     check_seal(path);
     set_up_library();
-    // All that any of the calls below reads, but for the logits' values: these lie in one piece and are read as they are.
+    // All that any of the calls below reads, but for the logits' values: these lie in one piece and are read
+    // as they are.
     try_reading(path, reading_seconds(std::filesystem::file_size(path)), [&] {
         SchemaReader tried;
         tried.open(path);
@@ -81,7 +81,9 @@ void SchemaReader::open(const std::filesystem::path& path) {
     root_ = {open_file(path), path.string(), "", Exit::bad_input};
     root_.file_bytes = std::filesystem::file_size(path);
     const auto version = read_integer(root_, "schema_version");
-    if (!version) bad(root_, "is an HDF5 file, but not a result of ftmpi: the root has no integer attribute schema_version");
+    if (!version)
+        bad(root_,
+            "is an HDF5 file, but not a result of ftmpi: the root has no integer attribute schema_version");
     if (*version != 1)
         bad(root_, "has schema version " + std::to_string(*version) + "; this program reads version 1",
             "read it with the ftmpi that wrote it, or a later one");
@@ -99,7 +101,8 @@ void SchemaReader::open(const std::filesystem::path& path) {
 JournalRun SchemaReader::run() const {
     JournalRun record;
     record.session = integer(root_, "session");
-    if (!is_session(record.session)) bad(root_, "session " + std::to_string(record.session) + " is no count of resumed runs");
+    if (!is_session(record.session))
+        bad(root_, "session " + std::to_string(record.session) + " is no count of resumed runs");
     record.journal_id = text(root_, "journal_id");
     record.run.identity = text(root_, "identity");
     if (const auto asked = read_integer(root_, "requests_asked")) {
@@ -109,7 +112,8 @@ JournalRun SchemaReader::run() const {
     const auto add = [&](const std::string& name) {
         const bool own = name == "journal_id" || name == "identity" || name == "hdf5_library";
         const auto& known = record.run.attributes;
-        if (own || std::any_of(known.begin(), known.end(), [&](const auto& a) { return a.first == name; })) return;
+        if (own || std::any_of(known.begin(), known.end(), [&](const auto& a) { return a.first == name; }))
+            return;
         record.run.attributes.emplace_back(name, text(root_, name));
     };
     for (const auto& name : text_attributes(root_)) add(name);
@@ -121,7 +125,8 @@ JournalRun SchemaReader::run() const {
     for (const auto& key : members(ranks)) {
         const auto values = read_strings(ranks, key);
         if (record.run.ranks.empty()) record.run.ranks.resize(values.size());
-        if (values.size() != record.run.ranks.size()) bad(ranks, key + " has another number of ranks than the keys before it");
+        if (values.size() != record.run.ranks.size())
+            bad(ranks, key + " has another number of ranks than the keys before it");
         for (std::size_t r = 0; r < values.size(); ++r) record.run.ranks[r].emplace_back(key, values[r]);
     }
     record.run.plan_text = read_document(plan, "text");
@@ -137,7 +142,9 @@ bool SchemaReader::complete() const {
 }
 
 // Before there was an attribute for it, a file was complete unless it was recovered.
-bool SchemaReader::recovered() const { return read_integer(root_, "recovered").value_or(integer(root_, "complete") == 0) != 0; }
+bool SchemaReader::recovered() const {
+    return read_integer(root_, "recovered").value_or(integer(root_, "complete") == 0) != 0;
+}
 
 RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const {
     const Object group = open_group(requests_, std::to_string(index));
@@ -169,15 +176,15 @@ RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const 
     if (has_member(group, "logits")) {
         const auto dims = shape_of_floats(group, "logits");
         if (dims.size() != 2 || static_cast<std::int64_t>(dims[1]) != r.vocabulary)
-            bad(group, "logits are not [steps][vocabulary] with the vocabulary of " + std::to_string(r.vocabulary) + " ids");
+            bad(group, "logits are not [steps][vocabulary] with the vocabulary of " +
+                           std::to_string(r.vocabulary) + " ids");
         if (with_logits) r.logits = read_array<float>(group, "logits");
     }
-    // The checks of appending again: --resume and recover write this request anew, and must not fail at it when all else is done.
+    // The checks of appending again: --resume and recover write this request anew, and must not fail at it
+    // when all else is done.
     try {
         check_shapes(r);
-    } catch (const Error& error) {
-        bad(group, error.what());
-    }
+    } catch (const Error& error) { bad(group, error.what()); }
     return r;
 }
 

@@ -1,14 +1,17 @@
 // Layout of a result file, schema version 1. Everything with a unit is a dataset with attribute `unit`.
-//   /                attributes schema_version, session, requests_asked (absent where not known), complete, recovered (integers),
+//   /                attributes schema_version, session, requests_asked (absent where not known), complete,
+//   recovered (integers),
 //                    identity, journal_id, hdf5_library, and the run's facts (strings)
 //   /ranks           one 1-D dataset a key, one element a rank: integers, floats, or UTF-8 strings
-//   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or [layers][ranks][2]
-//   /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256 (64 hex digits a step, absent without
-//                    hashing), margins, prefill_seconds, step_seconds, gather_names, gather_seconds [ranks][names],
-//                    prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32 [steps][vocabulary], if saved);
-//                    attributes index, session, vocabulary (integers), id, prompt, text, text_sha256, logits_sha256 (absent
-//                    without hashing), finish_reason, error
-//   /summary         one scalar float64 dataset a value, first the counts over all requests; group series (absent without any): float64 [rows][columns] a series
+//   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or
+//   [layers][ranks][2] /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256
+//   (64 hex digits a step, absent without
+//                    hashing), margins, prefill_seconds, step_seconds, gather_names, gather_seconds
+//                    [ranks][names], prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32
+//                    [steps][vocabulary], if saved); attributes index, session, vocabulary (integers), id,
+//                    prompt, text, text_sha256, logits_sha256 (absent without hashing), finish_reason, error
+//   /summary         one scalar float64 dataset a value, first the counts over all requests; group series
+//   (absent without any): float64 [rows][columns] a series
 // Text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see hdf5::write_text.
 #include <algorithm>
 #include <charconv>
@@ -25,24 +28,26 @@ namespace {
 using namespace hdf5;
 
 void check_name(const std::string& name, const char* what, std::set<std::string>& seen) {
-    const bool printable = std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127 && c != '/'; });
+    const bool printable =
+        std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127 && c != '/'; });
     if (name.empty() || !printable || name == "." || name == ".." || name.size() > 200)
-        throw Error(Exit::failure, std::string("results: ") + what + " \"" + name + "\" cannot be used as a name");
-    if (!seen.insert(name).second) throw Error(Exit::failure, std::string("results: ") + what + " " + name + " is given twice");
+        throw Error(Exit::failure,
+                    std::string("results: ") + what + " \"" + name + "\" cannot be used as a name");
+    if (!seen.insert(name).second)
+        throw Error(Exit::failure, std::string("results: ") + what + " " + name + " is given twice");
 }
 
 std::string last_word(const std::string& key) { return key.substr(key.rfind('_') + 1); }
 
 /// Keys whose values are names even where they look like numbers: a host called 0012, a driver 570.10.
 bool is_textual(const std::string& key) {
-    static const std::set<std::string> words = {"host",   "name",    "uuid",       "gpu",    "device",  "cpu",
-                                                "driver", "version", "capability", "serial", "backend", "transport",
-                                                "peers",  "pci",     "isa",        "commit", "id"};
+    static const std::set<std::string> words = {
+        "host",   "name",    "uuid",      "gpu",   "device", "cpu", "driver", "version", "capability",
+        "serial", "backend", "transport", "peers", "pci",    "isa", "commit", "id"};
     return words.contains(last_word(key));
 }
 
-template <class T>
-bool parse_all(const std::vector<std::string>& texts, std::vector<T>& values) {
+template <class T> bool parse_all(const std::vector<std::string>& texts, std::vector<T>& values) {
     for (const auto& text : texts) {
         T value{};
         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -57,11 +62,14 @@ bool parse_all(const std::vector<std::string>& texts, std::vector<T>& values) {
 /// The unit that a name ends with: load_seconds, decode_tokens_per_second, bytes_per_token, h2d_gb_per_s.
 std::string unit_of(const std::string& name) {
     static const std::vector<std::pair<std::string, std::string>> words = {
-        {"seconds", "s"},  {"second", "s"},  {"s", "s"},          {"milliseconds", "ms"}, {"microseconds", "us"},
-        {"ms", "ms"},      {"us", "us"},     {"bytes", "B"},      {"gb", "GB"},           {"gib", "GiB"},
-        {"mib", "MiB"},    {"kib", "KiB"},   {"tokens", "token"}, {"token", "token"},     {"requests", "request"},
-        {"steps", "step"}, {"step", "step"}, {"mhz", "MHz"},      {"watts", "W"},         {"celsius", "degC"},
-        {"percent", "%"},  {"share", "1"},   {"fraction", "1"},   {"ratio", "1"}};
+        {"seconds", "s"},       {"second", "s"},        {"s", "s"},
+        {"milliseconds", "ms"}, {"microseconds", "us"}, {"ms", "ms"},
+        {"us", "us"},           {"bytes", "B"},         {"gb", "GB"},
+        {"gib", "GiB"},         {"mib", "MiB"},         {"kib", "KiB"},
+        {"tokens", "token"},    {"token", "token"},     {"requests", "request"},
+        {"steps", "step"},      {"step", "step"},       {"mhz", "MHz"},
+        {"watts", "W"},         {"celsius", "degC"},    {"percent", "%"},
+        {"share", "1"},         {"fraction", "1"},      {"ratio", "1"}};
     const auto unit = [](const std::string& word) -> std::string {
         for (const auto& [key, value] : words)
             if (key == word) return value;
@@ -83,12 +91,9 @@ void write_ranks(const Object& root, const RunRecord& run) {
         for (const auto& rank : run.ranks) texts.push_back(rank[k].second);
         std::vector<std::int64_t> integers;
         std::vector<double> numbers;
-        if (!is_textual(key) && parse_all(texts, integers))
-            write_list(group, key, integers, unit_of(key));
-        else if (!is_textual(key) && parse_all(texts, numbers))
-            write_list(group, key, numbers, unit_of(key));
-        else
-            write_strings(group, key, texts);
+        if (!is_textual(key) && parse_all(texts, integers)) write_list(group, key, integers, unit_of(key));
+        else if (!is_textual(key) && parse_all(texts, numbers)) write_list(group, key, numbers, unit_of(key));
+        else write_strings(group, key, texts);
     }
 }
 
@@ -98,10 +103,8 @@ void write_plan(const Object& root, const RunRecord& run) {
     const std::size_t pairs = 2 * run.ranks.size();
     for (const auto& [name, values] : run.plan_ranges) {
         std::vector<hsize_t> dims = {values.size()};
-        if (pairs > 0 && values.size() == pairs)
-            dims = {run.ranks.size(), 2};
-        else if (pairs > 0 && values.size() % pairs == 0)
-            dims = {values.size() / pairs, run.ranks.size(), 2};
+        if (pairs > 0 && values.size() == pairs) dims = {run.ranks.size(), 2};
+        else if (pairs > 0 && values.size() % pairs == 0) dims = {values.size() / pairs, run.ranks.size(), 2};
         write_array<std::int64_t>(group, name, values, dims, "row");
     }
 }
@@ -110,7 +113,8 @@ void write_series(const Object& group, const SummaryRecord& summary) {
     for (const auto& s : summary.series) {
         const auto rows = static_cast<std::size_t>(s.rows);
         if (s.rows < 1 || s.values.size() % rows != 0)
-            throw Error(Exit::failure, "results: series " + s.name + " is not " + std::to_string(s.rows) + " whole rows");
+            throw Error(Exit::failure,
+                        "results: series " + s.name + " is not " + std::to_string(s.rows) + " whole rows");
         write_array<double>(group, s.name, s.values, {rows, s.values.size() / rows}, unit_of(s.name));
     }
 }
@@ -131,7 +135,8 @@ void check_names(const RunRecord& run) {
         for (const auto& [key, value] : rank) check_name(key, "rank key", keys);
         const bool same = std::equal(rank.begin(), rank.end(), run.ranks[0].begin(), run.ranks[0].end(),
                                      [](const auto& a, const auto& b) { return a.first == b.first; });
-        if (!same) throw Error(Exit::failure, "results: the ranks do not have the same keys in the same order");
+        if (!same)
+            throw Error(Exit::failure, "results: the ranks do not have the same keys in the same order");
     }
     std::set<std::string> roles = {"text"};
     for (const auto& [name, values] : run.plan_ranges) check_name(name, "plan range", roles);
@@ -145,9 +150,11 @@ void check_shapes(const RequestRecord& r) {
     need(is_session(r.session), "its session is no count of resumed runs");
     need(r.step_sha256.size() % 32 == 0, "step_sha256 is not 32 bytes a step");
     need(r.step_sha256.empty() || !r.logits_sha256.empty(), "step_sha256 without logits_sha256");
-    need(r.logits.empty() || (r.vocabulary > 0 && r.logits.size() % static_cast<std::size_t>(r.vocabulary) == 0),
+    need(r.logits.empty() ||
+             (r.vocabulary > 0 && r.logits.size() % static_cast<std::size_t>(r.vocabulary) == 0),
          "logits are not whole rows of the vocabulary");
-    need(r.gather_seconds.empty() || (!r.gather_names.empty() && r.gather_seconds.size() % r.gather_names.size() == 0),
+    need(r.gather_seconds.empty() ||
+             (!r.gather_names.empty() && r.gather_seconds.size() % r.gather_names.size() == 0),
          "gather_seconds are not whole rows of gather names");
 }
 
@@ -200,7 +207,8 @@ void SchemaWriter::add(const RequestRecord& r) {
     write_list(group, "step_seconds", r.step_seconds, "s");
     write_strings(group, "gather_names", r.gather_names);
     const std::size_t names = r.gather_names.size();
-    write_array<double>(group, "gather_seconds", r.gather_seconds, {names ? r.gather_seconds.size() / names : 0, names}, "s");
+    write_array<double>(group, "gather_seconds", r.gather_seconds,
+                        {names ? r.gather_seconds.size() / names : 0, names}, "s");
     write_integer(group, "vocabulary", r.vocabulary);
     if (!r.logits.empty()) {
         const auto width = static_cast<std::size_t>(r.vocabulary);
@@ -214,7 +222,9 @@ void SchemaWriter::close(const SummaryRecord& summary, RunEnd end) {
     write_integer(root_, "recovered", end == RunEnd::recovered);
     {
         const Object group = create_group(root_, "summary");
-        const auto put = [&](const std::string& name, double value) { write_array<double>(group, name, {&value, 1}, {}, unit_of(name)); };
+        const auto put = [&](const std::string& name, double value) {
+            write_array<double>(group, name, {&value, 1}, {}, unit_of(name));
+        };
         put("requests_count", static_cast<double>(counts_.requests));
         put("errors_count", static_cast<double>(counts_.errors));
         put("prompt_tokens", static_cast<double>(counts_.prompt_tokens));

@@ -24,7 +24,8 @@ std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& pat
     for (std::uint64_t at = 0; at < size;) {
         const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(block.size(), size - at));
         if (const int error = read_all(fd, block.data(), n, at))
-            throw Error(code, path.string() + ": cannot be read: " + (error > 0 ? reason(error) : "it became shorter"));
+            throw Error(code, path.string() +
+                                  ": cannot be read: " + (error > 0 ? reason(error) : "it became shorter"));
         digest.update(block.data(), n);
         at += n;
     }
@@ -46,7 +47,8 @@ std::string read_seal(int fd) {
 
 void seal_file(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-    if (file.get() < 0) throw Error(Exit::failure, path.string() + ": cannot be opened again: " + reason(errno));
+    if (file.get() < 0)
+        throw Error(Exit::failure, path.string() + ": cannot be opened again: " + reason(errno));
     const std::uint64_t size = size_of_file(file.get());
     const std::string seal = seal_of(file.get(), size, path, Exit::failure);
     if (const int error = write_all(file.get(), seal, size))
@@ -73,14 +75,17 @@ void check_seal(const std::filesystem::path& path) {
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
     const std::string seal = read_seal(file.get());
     if (seal.empty())
-        throw Error(Exit::bad_input,
-                    path.string() + ": has not the SHA-256 that ends every result file: it is truncated, or another program "
-                                    "wrote it",
-                    "copy it again from where it was made");
+        throw Error(
+            Exit::bad_input,
+            path.string() +
+                ": has not the SHA-256 that ends every result file: it is truncated, or another program "
+                "wrote it",
+            "copy it again from where it was made");
     if (seal_of(file.get(), size_of_file(file.get()) - seal_bytes, path, Exit::bad_input) != seal)
-        throw Error(Exit::bad_input,
-                    path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",
-                    "copy it again from where it was made");
+        throw Error(
+            Exit::bad_input,
+            path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",
+            "copy it again from where it was made");
 }
 
 }  // namespace ftmpi

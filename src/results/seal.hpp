@@ -1,6 +1,6 @@
-// A finished file ends, behind what HDF5 looks at, with the SHA-256 of all bytes before: HDF5 does not protect data and does
-// not survive every damaged file, so damage is found before the library sees it. A file without the seal is
-// truncated or was written by another tool, and is not given to the library either.
+// A finished file ends, behind what HDF5 looks at, with the SHA-256 of all bytes before: HDF5 does not
+// protect data and does not survive every damaged file, so damage is found before the library sees it. A file
+// without the seal is truncated or was written by another tool, and is not given to the library either.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +11,8 @@ namespace ftmpi {
 /// True for a regular file that ends as every result does; its bytes are not looked at.
 bool is_sealed(const std::filesystem::path& path);
 
-/// What tells a file from every other: the SHA-256 in its seal, which a damaged file keeps, else that of all its bytes. Throws
-/// Error(bad_input) when it cannot be read.
+/// What tells a file from every other: the SHA-256 in its seal, which a damaged file keeps, else that of all
+/// its bytes. Throws Error(bad_input) when it cannot be read.
 std::string fingerprint(const std::filesystem::path& path);
 
 /// Appends the seal. Throws Error(failure).

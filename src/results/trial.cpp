@@ -22,7 +22,8 @@ namespace ftmpi {
 
 namespace {
 
-/// What the child says: one of these, for `error` followed by code, text and hint, and `end`. Without the end it died before.
+/// What the child says: one of these, for `error` followed by code, text and hint, and `end`. Without the end
+/// it died before.
 constexpr char yes = 'y', no = 'n', error_follows = 'e', no_memory = 'm', end = '.';
 
 void say(int to, std::string_view text) {
@@ -46,8 +47,10 @@ void settle_child(pid_t parent, std::uint64_t seconds) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
     for (int signal = 1; signal < NSIG; ++signal) std::signal(signal, SIG_DFL);
-    // Sent to a whole group or job: the parent decides, and its end is the child's. Dying of them would look like a crash.
-    for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
+    // Sent to a whole group or job: the parent decides, and its end is the child's. Dying of them would look
+    // like a crash.
+    for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2})
+        std::signal(signal, SIG_IGN);
     sigset_t none;
     sigemptyset(&none);
     ::pthread_sigmask(SIG_SETMASK, &none, nullptr);
@@ -60,9 +63,10 @@ void settle_child(pid_t parent, std::uint64_t seconds) {
         if (nowhere < 0 || ::dup2(nowhere, stream) < 0) ::close(stream);
 }
 
-/// Ends without exit handlers, destructors and a search for leaks. Its copies of descriptors go with it: the journal's lock is on the open
-/// file that the parent shares, and stays.
-[[noreturn]] void be_child(int to, pid_t parent, std::uint64_t seconds, const std::function<bool()>& read) noexcept {
+/// Ends without exit handlers, destructors and a search for leaks. Its copies of descriptors go with it: the
+/// journal's lock is on the open file that the parent shares, and stays.
+[[noreturn]] void be_child(int to, pid_t parent, std::uint64_t seconds,
+                           const std::function<bool()>& read) noexcept {
     settle_child(parent, seconds);
     std::string said;
     const auto failed = [&](Exit code, const std::string& what, const std::string& hint) {
@@ -73,17 +77,15 @@ void settle_child(pid_t parent, std::uint64_t seconds) {
         said = read() ? yes : no;
     } catch (const Error& error) {
         failed(error.code(), error.what(), error.hint());
-    } catch (const std::bad_alloc&) {
-        said = no_memory;
-    } catch (const std::exception& error) {
+    } catch (const std::bad_alloc&) { said = no_memory; } catch (const std::exception& error) {
         failed(Exit::failure, error.what(), {});
     }
     say(to, said + end);
     ::_exit(0);
 }
 
-/// What the child says until it ends; `in_time` turns false when it does not. Turns are counted, not time: one in which this process was
-/// stopped is no longer than another.
+/// What the child says until it ends; `in_time` turns false when it does not. Turns are counted, not time:
+/// one in which this process was stopped is no longer than another.
 std::string listen(int from, std::uint64_t seconds, bool& in_time) {
     constexpr std::uint64_t turns_a_second = 10;
     std::string said;
@@ -105,11 +107,16 @@ std::string listen(int from, std::uint64_t seconds, bool& in_time) {
 
 }  // namespace
 
-std::uint64_t reading_seconds(std::uint64_t file_bytes) { return std::min<std::uint64_t>(2 + file_bytes / 500'000, 3600); }
+std::uint64_t reading_seconds(std::uint64_t file_bytes) {
+    return std::min<std::uint64_t>(2 + file_bytes / 500'000, 3600);
+}
 
-bool try_reading(const std::filesystem::path& path, std::uint64_t seconds, const std::function<bool()>& read) {
+bool try_reading(const std::filesystem::path& path, std::uint64_t seconds,
+                 const std::function<bool()>& read) {
     const auto cannot = [&](int error) {
-        throw Error(Exit::failure, path.string() + ": no process can be started to try whether it can be read: " + reason(error));
+        throw Error(
+            Exit::failure,
+            path.string() + ": no process can be started to try whether it can be read: " + reason(error));
     };
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) cannot(errno);
@@ -138,16 +145,21 @@ bool try_reading(const std::filesystem::path& path, std::uint64_t seconds, const
         if (said[0] == no_memory) throw std::bad_alloc();
         const std::string text = said.substr(2, said.size() - 3);
         const auto hint = text.find('\0');
-        throw Error(static_cast<Exit>(said[1]), text.substr(0, hint), hint == std::string::npos ? "" : text.substr(hint + 1));
+        throw Error(static_cast<Exit>(said[1]), text.substr(0, hint),
+                    hint == std::string::npos ? "" : text.substr(hint + 1));
     }
     const int signal = got == child && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const std::string copy = "copy it again from where it was made, or move it away";
     if (!in_time || signal == SIGXCPU)
-        throw Error(Exit::bad_input, path.string() + ": is damaged: reading it did not come to an end in the HDF5 library", copy);
+        throw Error(Exit::bad_input,
+                    path.string() + ": is damaged: reading it did not come to an end in the HDF5 library",
+                    copy);
     if (signal == SIGKILL)  // by none of us: as where memory is exhausted
-        throw Error(Exit::failure, path.string() + ": the process that tried whether it can be read was killed");
+        throw Error(Exit::failure,
+                    path.string() + ": the process that tried whether it can be read was killed");
     throw Error(Exit::bad_input,
-                path.string() + ": is damaged: reading it ended the HDF5 library" + (signal ? std::string(" (") + ::strsignal(signal) + ")" : ""),
+                path.string() + ": is damaged: reading it ended the HDF5 library" +
+                    (signal ? std::string(" (") + ::strsignal(signal) + ")" : ""),
                 copy);
 }
 

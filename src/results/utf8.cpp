@@ -39,10 +39,8 @@ std::string readable_text(std::string_view bytes) {
     text.reserve(bytes.size());
     for (std::size_t at = 0; at < bytes.size();) {
         const Step step = sequence_at(bytes, at);
-        if (step.valid)
-            text.append(bytes, at, step.bytes);
-        else
-            text += "\xEF\xBF\xBD";
+        if (step.valid) text.append(bytes, at, step.bytes);
+        else text += "\xEF\xBF\xBD";
         at += step.bytes;
     }
     return text;

@@ -10,7 +10,8 @@ namespace ftmpi {
 /// Equal to `bytes` exactly when nothing had to be replaced.
 std::string readable_text(std::string_view bytes);
 
-/// `bytes` in double quotes for a message: readable text, control characters as \xNN, at most `limit` bytes of it.
+/// `bytes` in double quotes for a message: readable text, control characters as \xNN, at most `limit` bytes
+/// of it.
 std::string in_quotes(std::string_view bytes, std::size_t limit = 60);
 
 }  // namespace ftmpi

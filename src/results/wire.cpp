@@ -10,7 +10,8 @@ namespace ftmpi {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the journal and the logit hashes are little-endian");
+static_assert(std::endian::native == std::endian::little,
+              "the journal and the logit hashes are little-endian");
 
 class Encoder {
 public:
@@ -25,7 +26,8 @@ public:
     requires std::is_arithmetic_v<T>
     void put(const std::vector<T>& values) {
         put(static_cast<std::int64_t>(values.size()));
-        if (!values.empty()) bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+        if (!values.empty())
+            bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
     }
     void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
     std::string take() { return std::move(bytes_); }
@@ -146,11 +148,13 @@ JournalRun decode_run(std::string_view bytes) {
 
 std::string encode(const RequestRecord& r, std::int64_t session) {
     Encoder out(RecordKind::request);
-    out.reserve(1024 + r.prompt.size() + r.text.size() + r.step_sha256.size() + r.logits.size() * sizeof(float) +
-                (r.prompt_ids.size() + r.output_ids.size() + r.margins.size()) * 4 + r.step_seconds.size() * 8);
+    out.reserve(
+        1024 + r.prompt.size() + r.text.size() + r.step_sha256.size() + r.logits.size() * sizeof(float) +
+        (r.prompt_ids.size() + r.output_ids.size() + r.margins.size()) * 4 + r.step_seconds.size() * 8);
     out.put(r.index);
     out.put(session);
-    for (const std::string* text : {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error, &r.step_sha256, &r.logits_sha256})
+    for (const std::string* text :
+         {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error, &r.step_sha256, &r.logits_sha256})
         out.put(*text);
     out.put(r.prompt_ids);
     out.put(r.output_ids);
@@ -171,7 +175,8 @@ RequestRecord decode_request(std::string_view bytes) {
     RequestRecord r;
     in.get(r.index);
     in.get(r.session);
-    for (std::string* text : {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error, &r.step_sha256, &r.logits_sha256})
+    for (std::string* text :
+         {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error, &r.step_sha256, &r.logits_sha256})
         in.get(*text);
     in.get(r.prompt_ids);
     in.get(r.output_ids);

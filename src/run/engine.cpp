@@ -28,9 +28,14 @@ std::string one_line(std::string s) {
 
 std::string text_of(const RankFacts& f) {
     std::ostringstream out;
-    for (const auto& s : {f.host, f.device.backend, f.device.name, f.device.uuid, f.device.capability, f.device.driver})
+    for (const auto& s :
+         {f.host, f.device.backend, f.device.name, f.device.uuid, f.device.capability, f.device.driver})
         out << one_line(s) << '\n';
-    out << f.device.total_bytes << '\n' << f.device.free_bytes << '\n' << f.available << '\n' << f.gb_per_s << '\n' << f.threads << '\n';
+    out << f.device.total_bytes << '\n'
+        << f.device.free_bytes << '\n'
+        << f.available << '\n'
+        << f.gb_per_s << '\n'
+        << f.threads << '\n';
     return out.str();
 }
 
@@ -47,17 +52,17 @@ RankFacts facts_of(const std::string& text) {
     return f;
 }
 
-template <class T>
-T of_rank(const std::vector<T>& values, int rank, T otherwise) {
+template <class T> T of_rank(const std::vector<T>& values, int rank, T otherwise) {
     if (values.empty()) return otherwise;
     return values.size() == 1 ? values[0] : values.at(static_cast<std::size_t>(rank));
 }
 
-template <class T>
-void check_count(const std::vector<T>& values, int ranks, const char* option) {
+template <class T> void check_count(const std::vector<T>& values, int ranks, const char* option) {
     if (values.size() > 1 && values.size() != static_cast<std::size_t>(ranks))
-        throw Error(Exit::usage, std::string(option) + " names " + counted(values.size(), "value") + " for " +
-                                     counted(static_cast<std::uint64_t>(ranks), "rank"), "give one value for all ranks or one a rank");
+        throw Error(Exit::usage,
+                    std::string(option) + " names " + counted(values.size(), "value") + " for " +
+                        counted(static_cast<std::uint64_t>(ranks), "rank"),
+                    "give one value for all ranks or one a rank");
 }
 
 mpi::Transport transport_of(TransportChoice choice) {
@@ -73,29 +78,37 @@ mpi::Transport transport_of(TransportChoice choice) {
 }  // namespace
 
 Engine::Engine(const Options& options, mpi::Session& session) : options_(options), session_(session) {
-    on_lost_file([](const char* path) { mpi::leave_in_handler(path, kLostFile, static_cast<int>(Exit::bad_input)); });
-    session.agree("open", [&] {
-        check_count(options.memory_limit, session.size(), "--memory-limit");
-        check_count(options.bandwidth, session.size(), "--bandwidth");
-        if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
-            throw Error(Exit::usage, "--shares names " + counted(options.shares.size(), "share") + " for " +
-                                         counted(static_cast<std::uint64_t>(session.size()), "rank"), "give one share a rank");
-        checkpoint_.emplace(Checkpoint::open(options.model));
-        config_ = load_config(options.model);
-        tokenizer_.emplace(Tokenizer::load(options.model));
-        require_vocabulary(*tokenizer_, config_.vocab);
-        for (auto id : config_.stop_ids)
-            if (!tokenizer_->has(id))
-                config_.warnings.push_back("stop id " + std::to_string(id) + " is no token of tokenizer.json: nothing stops on it");
-        inventory_.emplace(*checkpoint_, config_);
-        embedding_ = inventory_->embedding().codes->data;
-        weights_sha256_ = weights_fingerprint(*checkpoint_);
-    }, true);
+    on_lost_file(
+        [](const char* path) { mpi::leave_in_handler(path, kLostFile, static_cast<int>(Exit::bad_input)); });
+    session.agree(
+        "open",
+        [&] {
+            check_count(options.memory_limit, session.size(), "--memory-limit");
+            check_count(options.bandwidth, session.size(), "--bandwidth");
+            if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
+                throw Error(Exit::usage,
+                            "--shares names " + counted(options.shares.size(), "share") + " for " +
+                                counted(static_cast<std::uint64_t>(session.size()), "rank"),
+                            "give one share a rank");
+            checkpoint_.emplace(Checkpoint::open(options.model));
+            config_ = load_config(options.model);
+            tokenizer_.emplace(Tokenizer::load(options.model));
+            require_vocabulary(*tokenizer_, config_.vocab);
+            for (auto id : config_.stop_ids)
+                if (!tokenizer_->has(id))
+                    config_.warnings.push_back("stop id " + std::to_string(id) +
+                                               " is no token of tokenizer.json: nothing stops on it");
+            inventory_.emplace(*checkpoint_, config_);
+            embedding_ = inventory_->embedding().codes->data;
+            weights_sha256_ = weights_fingerprint(*checkpoint_);
+        },
+        true);
     place_ = open_place(options, session);
     communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
     // Hosts may have copies of their own.
-    std::string facts = "index " + checkpoint_->index_sha256() + "\nconfig.json " + config_.sha256 + "\nweights " + weights_sha256_ +
-                        "\ntokenizer.json " + tokenizer_->sha256() + "\nstop ids";
+    std::string facts = "index " + checkpoint_->index_sha256() + "\nconfig.json " + config_.sha256 +
+                        "\nweights " + weights_sha256_ + "\ntokenizer.json " + tokenizer_->sha256() +
+                        "\nstop ids";
     for (const auto id : config_.stop_ids) facts += " " + std::to_string(id);
     session.require_equal("open", "checkpoints", facts);
 }
@@ -110,8 +123,8 @@ RankFacts Engine::facts() const {
         f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());
         if (limit) f.available = std::min(f.available, limit);
     } else {
-        // The limit is the whole card: what the context, the kernels and the communicator took already counts against it. A
-        // little stays free, because the driver takes some for itself while the program runs.
+        // The limit is the whole card: what the context, the kernels and the communicator took already counts
+        // against it. A little stays free, because the driver takes some for itself while the program runs.
         constexpr std::uint64_t reserve = std::uint64_t{256} << 20;
         const std::uint64_t taken = f.device.total_bytes - f.device.free_bytes;
         std::uint64_t free = f.device.free_bytes;
@@ -130,7 +143,8 @@ std::int64_t Engine::ranks_on_device_of(std::size_t rank) const {
     });
 }
 
-ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, const std::vector<std::int64_t>& contexts) const {
+ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside,
+                            const std::vector<std::int64_t>& contexts) const {
     std::vector<RankMemory> memory;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const auto other = beside[r].scratch + beside[r].driver;
@@ -149,34 +163,43 @@ ShardPlan Engine::plan_with(const std::vector<BesideArrays>& beside, const std::
 void Engine::plan(std::vector<std::int64_t> tokens) {
     // Rounded up to friendly sizes.
     tokens.push_back(0);
-    for (auto& n : tokens) n = std::min(config_.max_positions, (std::max<std::int64_t>(n, 4096) + 255) / 256 * 256);
+    for (auto& n : tokens)
+        n = std::min(config_.max_positions, (std::max<std::int64_t>(n, 4096) + 255) / 256 * 256);
     std::sort(tokens.begin(), tokens.end());
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
     RankFacts mine;
-    session_.agree("plan", [&] { mine = facts(); }, true);
-    for (const auto& text : session_.all_gather(text_of(mine), "rank facts")) ranks_.push_back(facts_of(text));
+    session_.agree(
+        "plan", [&] { mine = facts(); }, true);
+    for (const auto& text : session_.all_gather(text_of(mine), "rank facts"))
+        ranks_.push_back(facts_of(text));
     // Ranks that share a GPU all see the whole of its free memory.
     for (std::size_t r = 0; r < ranks_.size(); ++r)
         if (const std::int64_t ranks = ranks_on_device_of(r); ranks > 1)
-            ranks_[r].available = std::min(ranks_[r].available, ranks_[r].device.free_bytes / static_cast<std::uint64_t>(ranks));
-    // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for it. What was counted once
-    // is not given back, so this comes to an end.
+            ranks_[r].available = std::min(ranks_[r].available,
+                                           ranks_[r].device.free_bytes / static_cast<std::uint64_t>(ranks));
+    // What a backend's kernels need beside the workspace depends on the cut, and the cut on what is left for
+    // it. What was counted once is not given back, so this comes to an end.
     std::vector<BesideArrays> beside(ranks_.size());
     for (bool enough = false; !enough;) {
         std::string own;
-        session_.agree("plan", [&] {
-            plan_ = plan_with(beside, tokens);
-            const StepLimits most = limits(plan_);
-            place_.backend->check_limits(most);
-            own = std::to_string(place_.backend->scratch_bytes(most)) + " " + std::to_string(place_.backend->driver_bytes(most));
-        }, true);
+        session_.agree(
+            "plan",
+            [&] {
+                plan_ = plan_with(beside, tokens);
+                const StepLimits most = limits(plan_);
+                place_.backend->check_limits(most);
+                own = std::to_string(place_.backend->scratch_bytes(most)) + " " +
+                      std::to_string(place_.backend->driver_bytes(most));
+            },
+            true);
         const auto all = session_.all_gather(own, "scratch");
         enough = true;
         for (std::size_t r = 0; r < all.size(); ++r) {
             BesideArrays needed;
             std::istringstream(all[r]) >> needed.scratch >> needed.driver;
             enough = enough && needed.scratch <= beside[r].scratch && needed.driver <= beside[r].driver;
-            beside[r] = {std::max(beside[r].scratch, needed.scratch), std::max(beside[r].driver, needed.driver)};
+            beside[r] = {std::max(beside[r].scratch, needed.scratch),
+                         std::max(beside[r].driver, needed.driver)};
         }
     }
     for (std::size_t r = 0; r < beside.size(); ++r) {
@@ -195,8 +218,9 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
     l.context = plan.context;
     l.hidden = config_.hidden;
     l.vocab = config_.vocab;
-    l.max_cols = std::max({config_.hidden, config_.value_channels(), std::int64_t{config_.query_heads} * config_.head_dim,
-                           config_.expert_width, config_.shared_width});
+    l.max_cols = std::max({config_.hidden, config_.value_channels(),
+                           std::int64_t{config_.query_heads} * config_.head_dim, config_.expert_width,
+                           config_.shared_width});
     l.experts = config_.experts;
     l.top_k = config_.top_k;
     l.expert_width = config_.expert_width;
@@ -217,7 +241,8 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
             l.kv_heads = std::max(l.kv_heads, static_cast<int>(kv_heads_of(config_, units).size()));
         } else {
             l.key_heads = std::max(l.key_heads, static_cast<int>(units.size()));
-            l.value_heads = std::max(l.value_heads, static_cast<int>(value_head_range(config_, units).size()));
+            l.value_heads =
+                std::max(l.value_heads, static_cast<int>(value_head_range(config_, units).size()));
         }
     }
     return l;
@@ -226,25 +251,35 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
 void Engine::load() {
     const auto begin = std::chrono::steady_clock::now();
     const bool bar = session_.rank() == 0 && isatty(2);
-    session_.agree("load", [&] {
-        StepLimits most = limits(plan_);
-        const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(), scratch = place_.backend->scratch_bytes(most);
-        most.array_bytes = arrays > scratch ? arrays - scratch : 0;
-        place_.backend->reserve(most);
-        weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend, [&](std::uint64_t done, std::uint64_t total) {
-            if (session_.stop_requested()) throw Error(Exit::interrupted, mpi::stop_text());
-            if (bar) std::fprintf(stderr, "\rloading %3.0f%%%s", 100.0 * static_cast<double>(done) / static_cast<double>(total),
-                                  done == total ? "\n" : "");
-        });
-        state_.emplace(*place_.backend, config_, plan_, session_.rank());
-        model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
-        model_->set_fast_prefill(options_.numerics == Numerics::fast);
-        place_.backend->reserve(most);
-        place_.backend->synchronize();
-    }, true);
+    session_.agree(
+        "load",
+        [&] {
+            StepLimits most = limits(plan_);
+            const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(),
+                                scratch = place_.backend->scratch_bytes(most);
+            most.array_bytes = arrays > scratch ? arrays - scratch : 0;
+            place_.backend->reserve(most);
+            weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend,
+                             [&](std::uint64_t done, std::uint64_t total) {
+                                 if (session_.stop_requested())
+                                     throw Error(Exit::interrupted, mpi::stop_text());
+                                 if (bar)
+                                     std::fprintf(
+                                         stderr, "\rloading %3.0f%%%s",
+                                         100.0 * static_cast<double>(done) / static_cast<double>(total),
+                                         done == total ? "\n" : "");
+                             });
+            state_.emplace(*place_.backend, config_, plan_, session_.rank());
+            model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
+            model_->set_fast_prefill(options_.numerics == Numerics::fast);
+            place_.backend->reserve(most);
+            place_.backend->synchronize();
+        },
+        true);
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const auto& mine = weights_->read();
-    for (const auto& text : session_.all_gather(std::to_string(mine.cut) + " " + std::to_string(mine.replicated), "read counts")) {
+    for (const auto& text : session_.all_gather(
+             std::to_string(mine.cut) + " " + std::to_string(mine.replicated), "read counts")) {
         ReadCount c;
         std::istringstream(text) >> c.cut >> c.replicated;
         reads_.push_back(c);
@@ -263,7 +298,8 @@ void Engine::measure_held() {
     // All that no one else accounts for is working memory, so that nothing held is left out.
     const std::uint64_t held = backend.held_bytes();
     mine.workspace = held > mine.arrays() ? held - mine.arrays() : 0;
-    const bool alone = ranks_on_device_of(static_cast<std::size_t>(session_.rank())) == 1;  // else others take of the same memory
+    const bool alone = ranks_on_device_of(static_cast<std::size_t>(session_.rank())) ==
+                       1;  // else others take of the same memory
     if (now.backend == "cuda" && alone && before.device.free_bytes > now.free_bytes + held)
         mine.driver = before.device.free_bytes - now.free_bytes - held;
     std::string text = std::to_string(now.free_bytes);

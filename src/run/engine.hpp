@@ -39,12 +39,13 @@ public:
     /// Opens and checks the checkpoint on every rank (headers only) and reads the tokenizer. Phase "open".
     Engine(const Options& options, mpi::Session& session);
 
-    /// Makes the plan from every rank's memory. `tokens`: the lengths of the sequences asked for, of which the plan serves the longest
-    /// that fits when --context is not given. Phase "plan".
+    /// Makes the plan from every rank's memory. `tokens`: the lengths of the sequences asked for, of which
+    /// the plan serves the longest that fits when --context is not given. Phase "plan".
     void plan(std::vector<std::int64_t> tokens);
     /// Loads this rank's weights, allocates caches and workspace. Phase "load".
     void load();
-    /// Throws when the part of the checkpoint that is read while the model runs was changed. Cheap enough for every step.
+    /// Throws when the part of the checkpoint that is read while the model runs was changed. Cheap enough for
+    /// every step.
     void check_checkpoint() const { checkpoint_->check_contents(embedding_); }
     /// Asks every rank what it holds now. To be called by all together.
     void measure_held();
@@ -64,16 +65,19 @@ public:
     const std::vector<RankFacts>& ranks() const { return ranks_; }
     double load_seconds() const { return load_seconds_; }
     const std::vector<ReadCount>& reads() const { return reads_; }  ///< one a rank, after load()
-    const std::vector<RankHeld>& held() const { return held_; }     ///< one a rank, of the last measure_held(); load() calls it
+    const std::vector<RankHeld>& held() const {
+        return held_;
+    }  ///< one a rank, of the last measure_held(); load() calls it
 
 private:
     RankFacts facts() const;
     std::int64_t ranks_on_device_of(std::size_t rank) const;  ///< that one among them
-    struct BesideArrays {  ///< of one rank, bytes
+    struct BesideArrays {                                     ///< of one rank, bytes
         std::uint64_t scratch = 0, driver = 0;
     };
     /// `contexts`: rising.
-    ShardPlan plan_with(const std::vector<BesideArrays>& beside, const std::vector<std::int64_t>& contexts) const;
+    ShardPlan plan_with(const std::vector<BesideArrays>& beside,
+                        const std::vector<std::int64_t>& contexts) const;
     StepLimits limits(const ShardPlan& plan) const;
 
     const Options& options_;

@@ -26,7 +26,8 @@ void widen_stacks() {
     if (getrlimit(RLIMIT_STACK, &stack) != 0) return;
     if (stack.rlim_cur != RLIM_INFINITY && stack.rlim_cur < kWantedStack) {
         // The main thread's stack grows up to the limit of the moment.
-        stack.rlim_cur = stack.rlim_max == RLIM_INFINITY ? kWantedStack : std::min(kWantedStack, stack.rlim_max);
+        stack.rlim_cur =
+            stack.rlim_max == RLIM_INFINITY ? kWantedStack : std::min(kWantedStack, stack.rlim_max);
         setrlimit(RLIMIT_STACK, &stack);
     }
 #ifdef __GLIBC__
@@ -40,15 +41,18 @@ void widen_stacks() {
 void check_limits() {
     rlimit stack{};
     if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < kLeastStack)
-        throw Error(Exit::failure, "the stack is limited to " + kib(stack.rlim_cur) + ", this program needs " + kib(kLeastStack),
-                    "raise the limit: ulimit -s 8192");
+        throw Error(
+            Exit::failure,
+            "the stack is limited to " + kib(stack.rlim_cur) + ", this program needs " + kib(kLeastStack),
+            "raise the limit: ulimit -s 8192");
     rlimit space{};
     if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur == RLIM_INFINITY) return;
-    void* const trial = ::mmap(nullptr, kStartBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const trial =
+        ::mmap(nullptr, kStartBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (trial == MAP_FAILED)
         throw Error(Exit::failure,
-                    "the address space is limited to " + kib(space.rlim_cur) + ", of which less than " + kib(kStartBytes) +
-                        " are left for MPI to start",
+                    "the address space is limited to " + kib(space.rlim_cur) + ", of which less than " +
+                        kib(kStartBytes) + " are left for MPI to start",
                     "raise the limit: ulimit -v unlimited");
     ::munmap(trial, kStartBytes);
 }

@@ -37,13 +37,15 @@ std::string utc(const char* format) {
 }
 
 fs::path output_of(const Options& options, const char* prefix) {
-    const fs::path output =
-        options.output.empty() ? fs::path(prefix + utc("-%Y%m%d-%H%M%S-") + std::to_string(getpid()) + ".h5") : options.output;
+    const fs::path output = options.output.empty()
+                                ? fs::path(prefix + utc("-%Y%m%d-%H%M%S-") + std::to_string(getpid()) + ".h5")
+                                : options.output;
     std::error_code error;
     const fs::path model = fs::canonical(options.model, error);
     if (!error && lies_in(real_folder(output), model))
-        throw Error(Exit::usage, (options.output.empty() ? "the result file " : "--output ") + output.string() +
-                                     ": lies in the folder of the checkpoint, where nothing is written",
+        throw Error(Exit::usage,
+                    (options.output.empty() ? "the result file " : "--output ") + output.string() +
+                        ": lies in the folder of the checkpoint, where nothing is written",
                     "choose an --output elsewhere");
     return output;
 }

@@ -15,8 +15,9 @@ struct PlaceOfRank {
     double gb_per_s = 0;  ///< what the device says of itself; 0 = unknown
 };
 
-/// The backend asked for; `auto` takes CUDA when this build has it and any rank sees a GPU, else the CPU. All ranks decide
-/// alike. Phase "device"; Error(usage) when what was asked for is not there, or a rank has no GPU where others do.
+/// The backend asked for; `auto` takes CUDA when this build has it and any rank sees a GPU, else the CPU. All
+/// ranks decide alike. Phase "device"; Error(usage) when what was asked for is not there, or a rank has no
+/// GPU where others do.
 PlaceOfRank open_place(const Options& options, mpi::Session& session);
 
 }  // namespace ftmpi

@@ -7,8 +7,7 @@
 namespace ftmpi {
 namespace {
 
-template <class T>
-std::string joined(const std::vector<T>& items) {
+template <class T> std::string joined(const std::vector<T>& items) {
     std::ostringstream text;
     for (std::size_t i = 0; i < items.size(); ++i) text << (i ? " " : "") << items[i];
     return text.str();
@@ -31,7 +30,9 @@ std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
 }
 
 /// "shared" is the shared expert's here.
-std::string name_of(const ByteGroup& group) { return std::string(group.name) + (group.bytes == &RankBytes::shared ? "_expert_bytes" : "_bytes"); }
+std::string name_of(const ByteGroup& group) {
+    return std::string(group.name) + (group.bytes == &RankBytes::shared ? "_expert_bytes" : "_bytes");
+}
 
 }  // namespace
 
@@ -39,7 +40,9 @@ void add_held(const Engine& engine, SummaryRecord& summary) {
     for (std::size_t r = 0; r < engine.held().size(); ++r) {
         const RankHeld& h = engine.held()[r];
         const std::string rank = "rank" + std::to_string(r) + "_";
-        for (const auto& group : kByteGroups) summary.values.emplace_back(rank + "held_" + name_of(group), static_cast<double>(h.bytes.*group.bytes));
+        for (const auto& group : kByteGroups)
+            summary.values.emplace_back(rank + "held_" + name_of(group),
+                                        static_cast<double>(h.bytes.*group.bytes));
         summary.values.emplace_back(rank + "held_all_bytes", static_cast<double>(h.bytes.total()));
         summary.values.emplace_back(rank + "memory_free_at_end_bytes", static_cast<double>(h.free_bytes));
     }
@@ -55,12 +58,15 @@ std::string version_line() {
         ;
 }
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked, const std::string& start_time) {
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked,
+                    const std::string& start_time) {
     const Options& o = engine.options();
     const ShardPlan& plan = engine.shard_plan();
     RunRecord r;
     r.requests_asked = requests_asked;
-    auto add = [&](const char* name, std::string value) { r.attributes.emplace_back(name, std::move(value)); };
+    auto add = [&](const char* name, std::string value) {
+        r.attributes.emplace_back(name, std::move(value));
+    };
     add("program", version_line());
     add("version", FTMPI_VERSION);
     add("commit", FTMPI_COMMIT);
@@ -122,15 +128,18 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
     r.plan_ranges.emplace_back("head", flat(plan.head));
 
     // Everything that decides the text; ranks, cut and transport do not.
-    auto line = [&](const char* label, const std::string& value) { r.identity += std::string(label) + ": " + value + "\n"; };
+    auto line = [&](const char* label, const std::string& value) {
+        r.identity += std::string(label) + ": " + value + "\n";
+    };
     line("model config", engine.config().sha256);
     line("model index", engine.checkpoint().index_sha256());
     line("model weights", engine.weights_sha256());
     line("tokenizer", engine.tokenizer().sha256());
     line("stop ids", joined(engine.config().stop_ids));
-    line("numerics", o.numerics == Numerics::exact ? "exact" : "fast on " + engine.ranks()[0].device.backend + " " +
-                                                                   engine.ranks()[0].device.capability + ", chunks of " +
-                                                                   std::to_string(plan.prefill_rows));
+    line("numerics", o.numerics == Numerics::exact ? "exact"
+                                                   : "fast on " + engine.ranks()[0].device.backend + " " +
+                                                         engine.ranks()[0].device.capability +
+                                                         ", chunks of " + std::to_string(plan.prefill_rows));
     line("kv", std::string(name_of(plan.kv)));
     line("temperature", values::text_of(o.temperature));
     line("top-k", std::to_string(o.top_k));

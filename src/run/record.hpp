@@ -6,7 +6,8 @@
 
 namespace ftmpi {
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked, const std::string& start_time);
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked,
+                    const std::string& start_time);
 
 /// What every rank holds, group by group as in /ranks, where the plan's bytes are.
 void add_held(const Engine& engine, SummaryRecord& summary);

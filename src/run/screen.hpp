@@ -18,17 +18,20 @@ struct SessionFigures {
 
 class Screen {
 public:
-    Screen(const Options& options, bool shown, std::size_t requests) : options_(options), shown_(shown), requests_(requests) {}
+    Screen(const Options& options, bool shown, std::size_t requests)
+        : options_(options), shown_(shown), requests_(requests) {}
 
     void plan(const Engine& engine) const;
     /// `nothing_left`: there is no work, and the file stays as it is.
     void resumed(std::size_t finished, std::int64_t failed, bool nothing_left) const;
     void loaded(const Engine& engine) const;
-    /// On GPUs: what the device has given since the plan was made, beside the plan. After Engine::measure_held().
+    /// On GPUs: what the device has given since the plan was made, beside the plan. After
+    /// Engine::measure_held().
     void taken(const Engine& engine) const;
     void text(const Request& request, std::string_view text, bool last);
     void finished(const RequestRecord& record) const;
-    void summary(const SessionFigures& figures, const std::filesystem::path& file, bool interrupted, std::int64_t left) const;
+    void summary(const SessionFigures& figures, const std::filesystem::path& file, bool interrupted,
+                 std::int64_t left) const;
 
 private:
     const Options& options_;

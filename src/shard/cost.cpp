@@ -43,7 +43,8 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
 namespace shard {
 namespace {
 
-/// Bytes held and bytes read for one token, added up together so that no matrix is counted in one and forgotten in the other.
+/// Bytes held and bytes read for one token, added up together so that no matrix is counted in one and
+/// forgotten in the other.
 struct Sum {
     double read = 0;
 
@@ -51,7 +52,8 @@ struct Sum {
     std::uint64_t matrix(const MatrixSize& m, std::int64_t rows, double touched = 1) {
         if (rows <= 0) return 0;
         const auto padded = stored_bytes(m.format, m.groups, rows, m.cols);
-        read += touched * static_cast<double>(padded) * static_cast<double>(rows) / static_cast<double>(padded_rows(rows));
+        read += touched * static_cast<double>(padded) * static_cast<double>(rows) /
+                static_cast<double>(padded_rows(rows));
         return padded;
     }
     std::uint64_t floats(std::int64_t count) {
@@ -81,8 +83,10 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
             group += sum.matrix(layer.in_b, value_heads);
             group += sum.matrix(layer.in_a, value_heads);
             // convolution, -exp(A_log), dt_bias; the norm of a head, which all heads share
-            group += sum.floats(channels * config.conv_taps + 2 * value_heads + (mixer.empty() ? 0 : config.value_dim));
-            const auto state = value_heads * config.key_dim * config.value_dim + (config.conv_taps - 1) * channels;
+            group += sum.floats(channels * config.conv_taps + 2 * value_heads +
+                                (mixer.empty() ? 0 : config.value_dim));
+            const auto state =
+                value_heads * config.key_dim * config.value_dim + (config.conv_taps - 1) * channels;
             cost.fixed.recurrent_state += static_cast<std::uint64_t>(plan.slots * state) * 4;
             sum.read += 2 * 4.0 * static_cast<double>(state);  // read and written for every token
         } else {
@@ -91,7 +95,8 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
             group += sum.matrix(layer.k, kv * config.head_dim);
             group += sum.matrix(layer.v, kv * config.head_dim);
             group += sum.floats(mixer.empty() ? 0 : 2 * config.head_dim);
-            cost.kv_per_token += static_cast<std::uint64_t>(plan.slots * 2 * kv * config.head_dim) * size_of(plan.kv);
+            cost.kv_per_token +=
+                static_cast<std::uint64_t>(plan.slots * 2 * kv * config.head_dim) * size_of(plan.kv);
             // cos and sin, half of them each, where heads are turned by them
             if (!mixer.empty()) cost.rope_per_token = static_cast<std::uint64_t>(config.rotary_dim) * 4;
         }

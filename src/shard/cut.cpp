@@ -11,15 +11,20 @@ Range kv_heads_of(const ModelConfig& config, Range q) {
     return {q.begin / group, (q.end + group - 1) / group};
 }
 
-Range value_head_range(const ModelConfig& config, Range key_head_groups) { return key_head_groups * config.groups(); }
+Range value_head_range(const ModelConfig& config, Range key_head_groups) {
+    return key_head_groups * config.groups();
+}
 
 std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups) {
     const Range key = key_head_groups * config.key_dim;
     const Range value = value_head_range(config, key_head_groups) * config.value_dim;
     const auto n = config.key_channels();
-#ifdef FTMPI_NAIVE_QKV_CUT  // a test build only: q | k | v cut as if it were one matrix, to see that the checks notice
+#ifdef FTMPI_NAIVE_QKV_CUT  // a test build only: q | k | v cut as if it were one matrix, to see that the
+                            // checks notice
     const auto first = 2 * key.begin + value.begin, rows = 2 * key.size() + value.size();
-    return {{first, first + key.size()}, {first + key.size(), first + 2 * key.size()}, {first + 2 * key.size(), first + rows}};
+    return {{first, first + key.size()},
+            {first + key.size(), first + 2 * key.size()},
+            {first + 2 * key.size(), first + rows}};
 #endif
     return {key, {n + key.begin, n + key.end}, {2 * n + value.begin, 2 * n + value.end}};
 }
@@ -31,10 +36,11 @@ std::optional<int> sole_rank(const ShardPlan& plan) {
                 if (r != sole && !ranges[static_cast<std::size_t>(r)].empty()) return false;
             return true;
         };
-        const bool all = only(plan.head) && std::all_of(plan.layers.begin(), plan.layers.end(), [&](const LayerCut& cut) {
-                             return only(cut.mixer) && (plan.out_replicated || only(cut.out)) && only(cut.expert) &&
-                                    only(cut.shared) && only(cut.down);
-                         });
+        const bool all =
+            only(plan.head) && std::all_of(plan.layers.begin(), plan.layers.end(), [&](const LayerCut& cut) {
+                return only(cut.mixer) && (plan.out_replicated || only(cut.out)) && only(cut.expert) &&
+                       only(cut.shared) && only(cut.down);
+            });
         if (all) return sole;
     }
     return std::nullopt;
@@ -46,7 +52,8 @@ namespace {
 constexpr double kNothing = 1e-9;  // a fraction of a unit that is only rounding of the share
 
 /// Counts to consecutive ranges in rank order, in rows; the last unit of a matrix may be short.
-std::vector<Range> ranges_of(const std::vector<std::int64_t>& units, std::int64_t unit_rows, std::int64_t rows) {
+std::vector<Range> ranges_of(const std::vector<std::int64_t>& units, std::int64_t unit_rows,
+                             std::int64_t rows) {
     std::vector<Range> ranges;
     std::int64_t begin = 0;
     for (const auto n : units) {
@@ -56,7 +63,8 @@ std::vector<Range> ranges_of(const std::vector<std::int64_t>& units, std::int64_
     return ranges;
 }
 
-std::vector<Range> deal_rows(Dealer& dealer, std::int64_t rows, std::int64_t unit_rows, double bytes_per_row) {
+std::vector<Range> deal_rows(Dealer& dealer, std::int64_t rows, std::int64_t unit_rows,
+                             double bytes_per_row) {
     const auto units = (rows + unit_rows - 1) / unit_rows;
     return ranges_of(dealer.deal(units, bytes_per_row * static_cast<double>(unit_rows)), unit_rows, rows);
 }
@@ -78,8 +86,9 @@ std::vector<std::int64_t> Dealer::deal(std::int64_t units, double unit_bytes) {
         // Compared as integers so that claims equal but for the rounding of the shares are equal.
         claims[r] = std::llround((fraction + (unit_bytes > 0 ? owed_[r] / unit_bytes : 0)) * 1e7);
     }
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [&](int a, int b) { return claims[static_cast<std::size_t>(a)] > claims[static_cast<std::size_t>(b)]; });
+    std::stable_sort(candidates.begin(), candidates.end(), [&](int a, int b) {
+        return claims[static_cast<std::size_t>(a)] > claims[static_cast<std::size_t>(b)];
+    });
     for (const int rank : candidates) {
         if (rest <= 0) break;
         ++counts[static_cast<std::size_t>(rank)];
@@ -105,13 +114,16 @@ double row_bytes(const MatrixSize& matrix) {
            static_cast<double>(kRowTile);
 }
 
-void cut_model(const ModelSizes& sizes, const CutChoice& choice, const std::vector<int>& order, ShardPlan& plan) {
+void cut_model(const ModelSizes& sizes, const CutChoice& choice, const std::vector<int>& order,
+               ShardPlan& plan) {
     const auto& config = sizes.config;
     const auto ranks = choice.shares.size();
-    // One dealer a kind of matrix: what a rank is owed in delta-net heads is made good in delta-net heads, so that not only
-    // the bytes held but also the bytes read for each token and the sequence state follow the shares.
+    // One dealer a kind of matrix: what a rank is owed in delta-net heads is made good in delta-net heads, so
+    // that not only the bytes held but also the bytes read for each token and the sequence state follow the
+    // shares.
     Dealer delta_net(choice.shares, order), attention(choice.shares, order), out(choice.shares, order),
-        expert(choice.shares, order), shared(choice.shares, order), down(choice.shares, order), head(choice.shares, order);
+        expert(choice.shares, order), shared(choice.shares, order), down(choice.shares, order),
+        head(choice.shares, order);
 
     plan.layers.clear();
     for (const auto& layer : sizes.layers) {
@@ -129,13 +141,12 @@ void cut_model(const ModelSizes& sizes, const CutChoice& choice, const std::vect
             const std::int64_t unit = choice.whole_kv_groups ? config.query_heads / config.kv_heads : 1;
             cut.mixer = deal_rows(attention, config.query_heads, unit, bytes / config.query_heads);
         }
-        if (choice.out_replicated)
-            cut.out.assign(ranks, Range{0, layer.out.rows});
-        else
-            cut.out = deal_rows(out, layer.out.rows, kUnitRows, row_bytes(layer.out));
+        if (choice.out_replicated) cut.out.assign(ranks, Range{0, layer.out.rows});
+        else cut.out = deal_rows(out, layer.out.rows, kUnitRows, row_bytes(layer.out));
         cut.expert = deal_rows(expert, config.expert_width, kUnitRows, 2 * row_bytes(layer.gate_up));
         cut.shared = deal_rows(shared, config.shared_width, kUnitRows, 2 * row_bytes(layer.shared_gate_up));
-        cut.down = deal_rows(down, layer.down.rows, kUnitRows, row_bytes(layer.down) + row_bytes(layer.shared_down));
+        cut.down =
+            deal_rows(down, layer.down.rows, kUnitRows, row_bytes(layer.down) + row_bytes(layer.shared_down));
         plan.layers.push_back(std::move(cut));
     }
     plan.head = deal_rows(head, sizes.head.rows, kUnitRows, row_bytes(sizes.head));

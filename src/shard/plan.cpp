@@ -1,4 +1,5 @@
-// make_plan: checks the request, takes the policy's cut, settles the context, and says in words what was decided.
+// make_plan: checks the request, takes the policy's cut, settles the context, and says in words what was
+// decided.
 #include <algorithm>
 #include <cmath>
 
@@ -21,21 +22,27 @@ std::string tokens(std::int64_t n) { return counted(static_cast<std::uint64_t>(n
 
 void check(const ModelSizes& sizes, const PlanRequest& request) {
     const auto& config = sizes.config;
-    const auto refuse = [](const std::string& what, const std::string& hint = {}) { throw Error(Exit::usage, what, hint); };
+    const auto refuse = [](const std::string& what, const std::string& hint = {}) {
+        throw Error(Exit::usage, what, hint);
+    };
     if (request.ranks.empty()) refuse("a plan needs at least one rank");
     if (request.slots < 1) refuse("a plan needs at least one sequence, not " + std::to_string(request.slots));
-    if (request.prefill_rows < 1) refuse("a prefill step needs at least one row, not " + std::to_string(request.prefill_rows));
+    if (request.prefill_rows < 1)
+        refuse("a prefill step needs at least one row, not " + std::to_string(request.prefill_rows));
     if (request.context < 0) refuse("--context cannot be negative: " + std::to_string(request.context));
     if (request.context > config.max_positions)
-        refuse("--context " + std::to_string(request.context) + " is more than this model was made for",
-               "max_position_embeddings allows --context " + std::to_string(config.max_positions) + " at most");
+        refuse(
+            "--context " + std::to_string(request.context) + " is more than this model was made for",
+            "max_position_embeddings allows --context " + std::to_string(config.max_positions) + " at most");
     if (request.policy == Policy::shares) {
         if (request.shares.size() != request.ranks.size())
-            refuse("--shares names " + counted(request.shares.size(), "share") + " for " + counted(request.ranks.size(), "rank"),
+            refuse("--shares names " + counted(request.shares.size(), "share") + " for " +
+                       counted(request.ranks.size(), "rank"),
                    "give one share a rank; 0 leaves a rank without rows");
         double sum = 0;
         for (const double share : request.shares) {
-            if (!std::isfinite(share) || share < 0) refuse("a share must be a number from 0 on, not " + std::to_string(share));
+            if (!std::isfinite(share) || share < 0)
+                refuse("a share must be a number from 0 on, not " + std::to_string(share));
             sum += share;
         }
         if (sum <= 0) refuse("every share is 0: no rank would hold the model");
@@ -73,8 +80,8 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
     for (int r = 0; r < problem.ranks(); ++r) {
         const auto needed = cut.costs[static_cast<std::size_t>(r)].at(context).total();
         const auto available = request.ranks[static_cast<std::size_t>(r)].bytes;
-        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + shard::size_text(needed, " ") + ", has " +
-                shard::size_text(available, " ");
+        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + shard::size_text(needed, " ") +
+                ", has " + shard::size_text(available, " ");
         if (const auto fixed = request.ranks[static_cast<std::size_t>(r)].fixed; needed > available && fixed)
             what += " beside the " + shard::size_text(fixed, " ") + " that a GPU's driver takes";
         if (needed > available) what += ", misses " + shard::size_text(needed - available, " ");
@@ -90,7 +97,8 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
     };
     if (best_capacity >= context) {
         const auto shares = shares_that_fit(problem, best, context);
-        ways.push_back("--policy memory would fit it" + (shares.empty() ? "" : ", as would --shares " + shares));
+        ways.push_back("--policy memory would fit it" +
+                       (shares.empty() ? "" : ", as would --shares " + shares));
     }
     if (capacity >= 1) ways.push_back("with this cut --context " + usable(capacity) + " fits");
     if (best_capacity < context && best_capacity > std::max<std::int64_t>(capacity, 0))
@@ -104,10 +112,12 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
             available_all += available;
             if (needed > available) missing += needed - available;
             if (best.plan.asked[static_cast<std::size_t>(r)] == 0 && needed > available)
-                ways.push_back(rank_label(request, r) + " cannot hold even what every rank needs; leave it out");
+                ways.push_back(rank_label(request, r) +
+                               " cannot hold even what every rank needs; leave it out");
         }
         if (needed_all > available_all) missing = needed_all - available_all;
-        ways.push_back((problem.ranks() == 1 ? "no cut fits: the rank misses " : "no cut fits: all ranks together miss ") +
+        ways.push_back((problem.ranks() == 1 ? "no cut fits: the rank misses "
+                                             : "no cut fits: all ranks together miss ") +
                        shard::size_text(missing, " "));
         if (!request.embedding_on_host) ways.push_back("the embedding can stay in host memory");
     }
@@ -129,27 +139,31 @@ void note_replicas(const ModelSizes& sizes, ShardPlan& plan) {
     }
     if (copies > 0) {
         const auto cache =
-            static_cast<std::uint64_t>(copies * 2 * plan.context * config.head_dim * plan.slots) * size_of(plan.kv);
-        plan.notes.push_back("query heads of one key/value head lie on several ranks: " + counted(static_cast<std::uint64_t>(copies), "copy", "copies") +
-                             " beside the " + counted(static_cast<std::uint64_t>(heads), "key/value head") + " of all layers, " +
-                             shard::size_text(cache, " ") + " of cache");
+            static_cast<std::uint64_t>(copies * 2 * plan.context * config.head_dim * plan.slots) *
+            size_of(plan.kv);
+        plan.notes.push_back("query heads of one key/value head lie on several ranks: " +
+                             counted(static_cast<std::uint64_t>(copies), "copy", "copies") + " beside the " +
+                             counted(static_cast<std::uint64_t>(heads), "key/value head") +
+                             " of all layers, " + shard::size_text(cache, " ") + " of cache");
     }
     if (plan.whole_kv_groups && heads > 0)
-        plan.notes.push_back("attention is cut between key/value heads only, so that no part of the cache is held twice");
-    if (plan.out_replicated) plan.notes.push_back("every rank holds the output projections whole: one gather a layer less");
+        plan.notes.push_back(
+            "attention is cut between key/value heads only, so that no part of the cache is held twice");
+    if (plan.out_replicated)
+        plan.notes.push_back("every rank holds the output projections whole: one gather a layer less");
 }
 
 void note_ranks(const PlanRequest& request, ShardPlan& plan) {
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         if (plan.given[i] == 0 && plan.asked[i] > 0)
-            plan.notes.push_back(rank_label(request, r) + " holds no rows: its share of " + shard::percent(plan.asked[i]) +
-                                 "% is less than a unit");
-        else if (plan.given[i] == 0)
-            plan.notes.push_back(rank_label(request, r) + " holds no rows");
+            plan.notes.push_back(rank_label(request, r) + " holds no rows: its share of " +
+                                 shard::percent(plan.asked[i]) + "% is less than a unit");
+        else if (plan.given[i] == 0) plan.notes.push_back(rank_label(request, r) + " holds no rows");
         else if (std::abs(plan.given[i] - plan.asked[i]) > 0.01)
-            plan.notes.push_back(rank_label(request, r) + " was asked to hold " + shard::percent(plan.asked[i]) +
-                                 "% and holds " + shard::percent(plan.given[i]) +
+            plan.notes.push_back(rank_label(request, r) + " was asked to hold " +
+                                 shard::percent(plan.asked[i]) + "% and holds " +
+                                 shard::percent(plan.given[i]) +
                                  "%: the model has too few units to come closer");
     }
 }
@@ -161,7 +175,8 @@ ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request) {
     Problem problem(sizes, request);
     const auto cut = choose_cut(problem);
     const auto capacity = cut.capacity(problem);
-    if (capacity < std::max<std::int64_t>(request.context, 1)) refuse(problem, cut, std::max<std::int64_t>(request.context, 1));
+    if (capacity < std::max<std::int64_t>(request.context, 1))
+        refuse(problem, cut, std::max<std::int64_t>(request.context, 1));
 
     ShardPlan plan = cut.plan;
     plan.context_capacity = capacity;
@@ -189,7 +204,8 @@ ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request) {
     } else if (request.context == 0) {
         plan.notes.push_back("the context is max_position_embeddings, " + tokens(plan.context));
     }
-    if (!problem.timed && plan.ranks > 1) plan.notes.push_back("no bandwidth is known: all ranks count as equally fast");
+    if (!problem.timed && plan.ranks > 1)
+        plan.notes.push_back("no bandwidth is known: all ranks count as equally fast");
     note_ranks(request, plan);
     note_replicas(sizes, plan);
     return plan;

@@ -32,19 +32,23 @@ std::vector<double> all_on(const Problem& problem, int rank) {
     return shares;
 }
 
-/// Costs of a rank without any row and of one with all of them; those of a share lie nearly on the line between.
+/// Costs of a rank without any row and of one with all of them; those of a share lie nearly on the line
+/// between.
 struct Ends {
     RankCost none, all;
 
     Ends(const Problem& problem, bool whole_kv_groups, bool out_replicated) {
-        const auto ends = try_cut(problem, {all_on(problem, problem.order[0]), whole_kv_groups, out_replicated});
+        const auto ends =
+            try_cut(problem, {all_on(problem, problem.order[0]), whole_kv_groups, out_replicated});
         all = ends.costs[at(problem.order[0])];
         none = ends.costs[at(problem.order[1])];
     }
     /// Share that fills `bytes` at `context`, between 0 and 1.
     double share_of_bytes(double bytes, double context) const {
-        const double least = static_cast<double>(none.fixed.total()) + static_cast<double>(none.per_token()) * context;
-        const double most = static_cast<double>(all.fixed.total()) + static_cast<double>(all.per_token()) * context;
+        const double least =
+            static_cast<double>(none.fixed.total()) + static_cast<double>(none.per_token()) * context;
+        const double most =
+            static_cast<double>(all.fixed.total()) + static_cast<double>(all.per_token()) * context;
         if (most <= least) return bytes >= least ? 1 : 0;
         return std::clamp((bytes - least) / (most - least), 0.0, 1.0);
     }
@@ -55,8 +59,8 @@ struct Ends {
     }
 };
 
-/// Moves a little from the rank that is full first to the one that is full last as long as that gains context: heads and
-/// replicated key/value heads come in steps that the line between the ends does not show.
+/// Moves a little from the rank that is full first to the one that is full last as long as that gains
+/// context: heads and replicated key/value heads come in steps that the line between the ends does not show.
 Candidate refine_for_memory(const Problem& problem, Candidate best) {
     double step = 1.0 / 32;
     for (int tries = 0; tries < 64 && step > 1.0 / 4096; ++tries) {
@@ -67,16 +71,15 @@ Candidate refine_for_memory(const Problem& problem, Candidate best) {
         const double moved = std::min(step, shares[at(full)]);
         shares[at(full)] -= moved;
         shares[at(roomy)] += moved;
-        auto next = try_cut(problem, {std::move(shares), best.plan.whole_kv_groups, best.plan.out_replicated});
+        auto next =
+            try_cut(problem, {std::move(shares), best.plan.whole_kv_groups, best.plan.out_replicated});
         const auto least = [&](const Candidate& c) {
             double capacity = kUnlimited;
             for (const int r : problem.order) capacity = std::min(capacity, c.capacity(problem, r));
             return capacity;
         };
-        if (moved > 0 && full != roomy && least(next) > least(best))
-            best = std::move(next);
-        else
-            step /= 2;
+        if (moved > 0 && full != roomy && least(next) > least(best)) best = std::move(next);
+        else step /= 2;
     }
     return best;
 }
@@ -87,7 +90,8 @@ Candidate cut_for_memory(const Problem& problem, bool whole_kv_groups) {
     const auto claim = [&](double context) {
         double sum = 0;
         for (const int r : problem.order) {
-            shares[at(r)] = ends.share_of_bytes(static_cast<double>(problem.request.ranks[at(r)].bytes), context);
+            shares[at(r)] =
+                ends.share_of_bytes(static_cast<double>(problem.request.ranks[at(r)].bytes), context);
             sum += shares[at(r)];
         }
         return sum;
@@ -104,18 +108,21 @@ Candidate cut_for_memory(const Problem& problem, bool whole_kv_groups) {
     return refine_for_memory(problem, try_cut(problem, {shares, whole_kv_groups, false}));
 }
 
-/// Least predicted time with every rank at most as full as `context` allows; nothing when this kind of cut cannot hold it.
+/// Least predicted time with every rank at most as full as `context` allows; nothing when this kind of cut
+/// cannot hold it.
 std::optional<Candidate> cut_for_speed(const Problem& problem, std::int64_t context, bool whole_kv_groups,
                                        bool out_replicated) {
     const Ends ends(problem, whole_kv_groups, out_replicated);
-    const double whole = static_cast<double>(ends.all.at(context).total()) - static_cast<double>(ends.none.at(context).total());
+    const double whole = static_cast<double>(ends.all.at(context).total()) -
+                         static_cast<double>(ends.none.at(context).total());
     std::vector<double> limit(at(problem.ranks()), 0.0), shares(at(problem.ranks()), 0.0);
     for (const int r : problem.order)
-        limit[at(r)] =
-            ends.share_of_bytes(static_cast<double>(problem.request.ranks[at(r)].bytes), static_cast<double>(context));
+        limit[at(r)] = ends.share_of_bytes(static_cast<double>(problem.request.ranks[at(r)].bytes),
+                                           static_cast<double>(context));
 
     for (int tries = 0; tries < 40; ++tries) {
-        // Water filling: the time at which the shares that can be read in it, each within its limit, add up to the model.
+        // Water filling: the time at which the shares that can be read in it, each within its limit, add up
+        // to the model.
         const auto fill = [&](double seconds) {
             double sum = 0;
             for (const int r : problem.order) {
@@ -124,7 +131,8 @@ std::optional<Candidate> cut_for_speed(const Problem& problem, std::int64_t cont
             }
             return sum;
         };
-        double low = 0, high = ends.all.read_bytes / *std::min_element(problem.bandwidth.begin(), problem.bandwidth.end());
+        double low = 0, high = ends.all.read_bytes /
+                               *std::min_element(problem.bandwidth.begin(), problem.bandwidth.end());
         if (fill(high) < 1) return std::nullopt;
         for (int i = 0; i < 60; ++i) {
             const double middle = (low + high) / 2;
@@ -139,16 +147,19 @@ std::optional<Candidate> cut_for_speed(const Problem& problem, std::int64_t cont
             const auto needed = candidate.costs[at(r)].at(context).total();
             const auto available = problem.request.ranks[at(r)].bytes;
             if (needed <= available) continue;
-            // Rounding to whole heads and replicated key/value heads took more than the share: allow this rank less.
+            // Rounding to whole heads and replicated key/value heads took more than the share: allow this
+            // rank less.
             fits = false;
-            limit[at(r)] = std::max(0.0, shares[at(r)] - static_cast<double>(needed - available) / whole - 1e-4);
+            limit[at(r)] =
+                std::max(0.0, shares[at(r)] - static_cast<double>(needed - available) / whole - 1e-4);
         }
         if (fits) return candidate;
     }
     return std::nullopt;
 }
 
-/// The same shares with the output projection whole on every rank, if that is predicted to be faster and holds `context`.
+/// The same shares with the output projection whole on every rank, if that is predicted to be faster and
+/// holds `context`.
 Candidate with_out_replicated(const Problem& problem, Candidate plain, std::int64_t context) {
     if (!problem.timed || sole_rank(plain.plan)) return plain;
     auto other = try_cut(problem, {plain.plan.asked, plain.plan.whole_kv_groups, true});
@@ -163,13 +174,14 @@ std::string name_of_rank(const Problem& problem, int rank) {
 std::optional<Candidate> fastest(Problem& problem, std::int64_t context) {
     std::optional<Candidate> together;
     for (const bool whole_kv_groups : {false, true}) {
-        // Whole groups leave single attention layers uneven, which a prediction over all layers does not see: they must win
-        // clearly, as they do where the copies of key/value heads take the memory.
+        // Whole groups leave single attention layers uneven, which a prediction over all layers does not see:
+        // they must win clearly, as they do where the copies of key/value heads take the memory.
         const double handicap = whole_kv_groups ? kGroupHandicap : 1;
         for (const bool out_replicated : {false, true}) {
             if (out_replicated && !problem.timed) continue;
             auto candidate = cut_for_speed(problem, context, whole_kv_groups, out_replicated);
-            if (candidate && (!together || candidate->seconds * handicap < together->seconds)) together = std::move(candidate);
+            if (candidate && (!together || candidate->seconds * handicap < together->seconds))
+                together = std::move(candidate);
         }
     }
     if (!problem.timed) return together;
@@ -189,14 +201,16 @@ std::optional<Candidate> fastest(Problem& problem, std::int64_t context) {
     if (together && together->plan.exchanges)
         note += " against " + milliseconds(together->seconds) + " shared, of which the gathers are " +
                 milliseconds(together->plan.exchanges * problem.exchange);
-    problem.notes.push_back(note + ". Starting this rank alone is as good; --policy memory and --shares use all.");
+    problem.notes.push_back(note +
+                            ". Starting this rank alone is as good; --policy memory and --shares use all.");
     return alone;
 }
 
 }  // namespace
 
 Problem::Problem(const ModelSizes& model, const PlanRequest& asked)
-    : sizes(model), request(asked), exchange(asked.exchange_seconds > 0 ? asked.exchange_seconds : kExchangeSeconds) {
+    : sizes(model), request(asked),
+      exchange(asked.exchange_seconds > 0 ? asked.exchange_seconds : kExchangeSeconds) {
     order.resize(request.ranks.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
@@ -211,14 +225,15 @@ Problem::Problem(const ModelSizes& model, const PlanRequest& asked)
         const double known = request.ranks[r].gb_per_s;
         bandwidth.push_back(timed ? (known > 0 ? known : slowest) * 1e9 : 1.0);
         if (timed && known <= 0)
-            notes.push_back("the bandwidth of " + name_of_rank(*this, static_cast<int>(r)) + " is unknown: counted as " +
-                            number(slowest) + " GB/s, the slowest known");
+            notes.push_back("the bandwidth of " + name_of_rank(*this, static_cast<int>(r)) +
+                            " is unknown: counted as " + number(slowest) + " GB/s, the slowest known");
     }
 }
 
 double Candidate::capacity(const Problem& problem, int rank) const {
     const auto& cost = costs[at(rank)];
-    const double room = static_cast<double>(problem.request.ranks[at(rank)].bytes) - static_cast<double>(cost.fixed.total());
+    const double room =
+        static_cast<double>(problem.request.ranks[at(rank)].bytes) - static_cast<double>(cost.fixed.total());
     if (cost.per_token() == 0) return room >= 0 ? kUnlimited : room;
     return std::min(kUnlimited, room / static_cast<double>(cost.per_token()));
 }
@@ -230,7 +245,8 @@ std::int64_t Candidate::capacity(const Problem& problem) const {
         const auto available = problem.request.ranks[at(r)].bytes;
         if (available < cost.fixed.total()) return -1;
         if (cost.per_token())
-            least = std::min(least, static_cast<std::int64_t>((available - cost.fixed.total()) / cost.per_token()));
+            least = std::min(least,
+                             static_cast<std::int64_t>((available - cost.fixed.total()) / cost.per_token()));
     }
     return least;
 }
@@ -270,7 +286,8 @@ Candidate choose_cut(Problem& problem) {
     if (problem.ranks() == 1) return try_cut(problem, {{1.0}, false, false});
 
     if (request.policy == Policy::even || request.policy == Policy::shares) {
-        auto shares = request.policy == Policy::shares ? request.shares : std::vector<double>(at(problem.ranks()), 1.0);
+        auto shares =
+            request.policy == Policy::shares ? request.shares : std::vector<double>(at(problem.ranks()), 1.0);
         normalise(problem, shares);
         auto plain = try_cut(problem, {shares, false, false});
         const auto wanted = request.context ? request.context : std::min(most, plain.capacity(problem));
@@ -279,7 +296,9 @@ Candidate choose_cut(Problem& problem) {
     if (request.policy == Policy::speed) {
         const auto wanted = request.context ? request.context : std::min(most, kSpeedContext);
         if (auto cut = fastest(problem, wanted)) return *cut;
-        problem.notes.push_back("no cut by bandwidth holds " + counted(static_cast<std::uint64_t>(wanted), "token") + ": cut for memory instead");
+        problem.notes.push_back("no cut by bandwidth holds " +
+                                counted(static_cast<std::uint64_t>(wanted), "token") +
+                                ": cut for memory instead");
     }
     return cut_for_memory(problem);
 }

@@ -16,8 +16,8 @@ struct Problem {
 
     const ModelSizes& sizes;
     const PlanRequest& request;
-    /// Ranks from most to least memory (then bandwidth). Every sum over ranks and every tie follows it, so that the plan
-    /// does not depend on the order in which the ranks are named.
+    /// Ranks from most to least memory (then bandwidth). Every sum over ranks and every tie follows it, so
+    /// that the plan does not depend on the order in which the ranks are named.
     std::vector<int> order;
     std::vector<double> bandwidth;  ///< bytes per second, or 1 for all when none is known
     bool timed = false;             ///< a bandwidth is known
@@ -33,7 +33,8 @@ struct Candidate {
     std::vector<RankCost> costs;
     double seconds = 0;  ///< predicted; relative where no bandwidth is known
 
-    /// Context at which this rank is full; negative when it is full before. Infinite when context costs nothing.
+    /// Context at which this rank is full; negative when it is full before. Infinite when context costs
+    /// nothing.
     double capacity(const Problem& problem, int rank) const;
     /// The least of them, rounded down; -1 when the cut does not fit at all.
     std::int64_t capacity(const Problem& problem) const;

@@ -17,14 +17,10 @@ std::string count_of(std::int64_t n, const char* one) { return counted(static_ca
 
 std::string_view name_of(Policy policy) {
     switch (policy) {
-        case Policy::memory:
-            return "memory";
-        case Policy::speed:
-            return "speed";
-        case Policy::even:
-            return "even";
-        case Policy::shares:
-            return "shares";
+        case Policy::memory: return "memory";
+        case Policy::speed: return "speed";
+        case Policy::even: return "even";
+        case Policy::shares: return "shares";
     }
     return "?";
 }
@@ -69,8 +65,8 @@ std::string short_name(const std::string& name) {
 /// What a rank holds over all layers: sums, and the least and most of a layer.
 struct Held {
     std::int64_t groups = 0, query_heads = 0, kv_heads = 0;
-    std::int64_t out_least = -1, out_most = 0, expert_least = -1, expert_most = 0, shared_least = -1, shared_most = 0,
-                 down_least = -1, down_most = 0;
+    std::int64_t out_least = -1, out_most = 0, expert_least = -1, expert_most = 0, shared_least = -1,
+                 shared_most = 0, down_least = -1, down_most = 0;
 };
 
 void widen(std::int64_t& least, std::int64_t& most, std::int64_t n) {
@@ -127,7 +123,8 @@ std::string quoted(const std::string& text) {
             out += c;
         } else if (static_cast<unsigned char>(c) < 0x20) {
             char escape[8];
-            std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+            std::snprintf(escape, sizeof escape, "\\u%04x",
+                          static_cast<unsigned>(static_cast<unsigned char>(c)));
             out += escape;
         } else {
             out += c;
@@ -142,23 +139,24 @@ std::string decimal(double value) {
     return text;
 }
 
-template <class T, class F>
-std::string json_array(const std::vector<T>& values, F&& element) {
+template <class T, class F> std::string json_array(const std::vector<T>& values, F&& element) {
     std::string out = "[";
     for (const auto& value : values) out += (out.size() > 1 ? ", " : "") + element(value);
     return out + "]";
 }
 
 std::string json_ranges(const std::vector<Range>& ranges) {
-    return json_array(ranges, [](Range r) { return "[" + std::to_string(r.begin) + ", " + std::to_string(r.end) + "]"; });
+    return json_array(
+        ranges, [](Range r) { return "[" + std::to_string(r.begin) + ", " + std::to_string(r.end) + "]"; });
 }
 
 }  // namespace
 
 std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     const auto& config = sizes.config;
-    std::string text = "Plan: policy " + std::string(name_of(plan.policy)) + ", " + count_of(plan.ranks, "rank") + ", " +
-                       std::to_string(plan.slots) + " x " + count_of(plan.context, "token") + ", " + std::string(name_of(plan.kv)) +
+    std::string text = "Plan: policy " + std::string(name_of(plan.policy)) + ", " +
+                       count_of(plan.ranks, "rank") + ", " + std::to_string(plan.slots) + " x " +
+                       count_of(plan.context, "token") + ", " + std::string(name_of(plan.kv)) +
                        " cache, steps of " + count_of(plan.prefill_rows, "row") + ", embedding " +
                        (plan.embedding_on_host ? "in host memory" : "on every rank") + "\n\nMemory in MiB\n";
 
@@ -169,8 +167,9 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         const auto& bytes = plan.bytes[i];
-        std::vector<std::string> cells{std::to_string(r), short_name(plan.names[i]), mebibytes(plan.available[i]),
-                                       mebibytes(bytes.total()), mebibytes(plan.available[i] - bytes.total())};
+        std::vector<std::string> cells{std::to_string(r), short_name(plan.names[i]),
+                                       mebibytes(plan.available[i]), mebibytes(bytes.total()),
+                                       mebibytes(plan.available[i] - bytes.total())};
         for (const auto& group : kByteGroups) cells.push_back(mebibytes(bytes.*group.bytes));
         memory.row(std::move(cells));
     }
@@ -180,18 +179,20 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     for (const auto kind : config.layers) ++(kind == LayerKind::delta_net ? delta_layers : attention_layers);
     text += "\nShares in % and rows (heads over all layers, the other rows in each layer)\n";
     Table rows;
-    rows.row({"rank", "name", "asked", "given", "key heads", "query heads", "kv heads", "out", "expert", "shared", "down",
-              "vocabulary"});
+    rows.row({"rank", "name", "asked", "given", "key heads", "query heads", "kv heads", "out", "expert",
+              "shared", "down", "vocabulary"});
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         const auto held = held_by(config, plan, i);
-        rows.row({std::to_string(r), short_name(plan.names[i]), shard::percent(plan.asked[i]), shard::percent(plan.given[i]),
-                  std::to_string(held.groups) + "/" + std::to_string(delta_layers * config.key_heads),
-                  std::to_string(held.query_heads) + "/" + std::to_string(attention_layers * config.query_heads),
-                  std::to_string(held.kv_heads) + "/" + std::to_string(attention_layers * config.kv_heads),
-                  span(held.out_least, held.out_most), span(held.expert_least, held.expert_most),
-                  span(held.shared_least, held.shared_most), span(held.down_least, held.down_most),
-                  std::to_string(plan.head[i].begin) + "-" + std::to_string(plan.head[i].end)});
+        rows.row(
+            {std::to_string(r), short_name(plan.names[i]), shard::percent(plan.asked[i]),
+             shard::percent(plan.given[i]),
+             std::to_string(held.groups) + "/" + std::to_string(delta_layers * config.key_heads),
+             std::to_string(held.query_heads) + "/" + std::to_string(attention_layers * config.query_heads),
+             std::to_string(held.kv_heads) + "/" + std::to_string(attention_layers * config.kv_heads),
+             span(held.out_least, held.out_most), span(held.expert_least, held.expert_most),
+             span(held.shared_least, held.shared_most), span(held.down_least, held.down_most),
+             std::to_string(plan.head[i].begin) + "-" + std::to_string(plan.head[i].end)});
     }
     text += rows.text();
 
@@ -202,18 +203,21 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
         const auto i = static_cast<std::size_t>(r);
         const bool known = plan.gb_per_s[i] > 0;
         time.row({std::to_string(r), short_name(plan.names[i]), known ? number(plan.gb_per_s[i]) : "unknown",
-                  number(plan.read_bytes[i] / 1e6), known ? number(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
+                  number(plan.read_bytes[i] / 1e6),
+                  known ? number(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
     }
     text += time.text();
     if (plan.seconds_per_token > 0) {
-        text += wrapped("all: " + shard::milliseconds(plan.seconds_per_token) + ", " + number(1 / plan.seconds_per_token, 1) +
-                        " tokens/s; in it " + count_of(plan.exchanges, "gather") + " of " +
-                        number(plan.exchange_seconds * 1e6, 1) + " us") +
+        text += wrapped("all: " + shard::milliseconds(plan.seconds_per_token) + ", " +
+                        number(1 / plan.seconds_per_token, 1) + " tokens/s; in it " +
+                        count_of(plan.exchanges, "gather") + " of " + number(plan.exchange_seconds * 1e6, 1) +
+                        " us") +
                 "\n";
     }
-    text += plan.context_capacity == kUnlimitedContext ? "\nCapacity: nothing grows with the context"
-                                                       : "\nCapacity: the caches could hold " + count_of(plan.context_capacity, "token") +
-                                                             " a sequence, " + std::to_string(plan.context_capacity * plan.slots) + " in all";
+    text += plan.context_capacity == kUnlimitedContext
+                ? "\nCapacity: nothing grows with the context"
+                : "\nCapacity: the caches could hold " + count_of(plan.context_capacity, "token") +
+                      " a sequence, " + std::to_string(plan.context_capacity * plan.slots) + " in all";
     text += "; this model takes sequences of up to " + std::to_string(sizes.config.max_positions) + "\n";
     for (const auto& note : plan.notes) text += wrapped("- " + note) + "\n";
     return text;
@@ -248,30 +252,36 @@ std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan) {
                ", \"needed_bytes\": " + std::to_string(plan.bytes[i].total()) + ", \"bytes\": {";
         bool first = true;
         for (const auto& group : kByteGroups) {
-            out += std::string(first ? "" : ", ") + '"' + group.name + "\": " + std::to_string(plan.bytes[i].*group.bytes);
+            out += std::string(first ? "" : ", ") + '"' + group.name +
+                   "\": " + std::to_string(plan.bytes[i].*group.bytes);
             first = false;
         }
-        out += "}, \"asked_share\": " + decimal(plan.asked[i]) + ", \"given_share\": " + decimal(plan.given[i]) +
-               ", \"key_heads\": " + whole(held.groups) + ", \"query_heads\": " + whole(held.query_heads) +
-               ", \"kv_heads\": " + whole(held.kv_heads) + ", \"read_bytes_per_token\": " + decimal(plan.read_bytes[i]) +
+        out += "}, \"asked_share\": " + decimal(plan.asked[i]) +
+               ", \"given_share\": " + decimal(plan.given[i]) + ", \"key_heads\": " + whole(held.groups) +
+               ", \"query_heads\": " + whole(held.query_heads) + ", \"kv_heads\": " + whole(held.kv_heads) +
+               ", \"read_bytes_per_token\": " + decimal(plan.read_bytes[i]) +
                ", \"gb_per_s\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.gb_per_s[i]) : "null") +
                ", \"seconds\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.rank_seconds[i]) : "null") + "}" +
                (r + 1 < plan.ranks ? ",\n" : "\n");
     }
-    out += "  ],\n  \"context\": " + whole(plan.context) + ",\n  \"context_capacity\": " + whole(plan.context_capacity) +
-           ",\n  \"cache_tokens\": " + whole(plan.context_capacity * plan.slots) + ",\n  \"slots\": " + whole(plan.slots) +
-           ",\n  \"kv\": " + quoted(std::string(name_of(plan.kv))) + ",\n  \"prefill_rows\": " + whole(plan.prefill_rows) +
+    out += "  ],\n  \"context\": " + whole(plan.context) +
+           ",\n  \"context_capacity\": " + whole(plan.context_capacity) +
+           ",\n  \"cache_tokens\": " + whole(plan.context_capacity * plan.slots) +
+           ",\n  \"slots\": " + whole(plan.slots) + ",\n  \"kv\": " + quoted(std::string(name_of(plan.kv))) +
+           ",\n  \"prefill_rows\": " + whole(plan.prefill_rows) +
            ",\n  \"embedding_on_host\": " + (plan.embedding_on_host ? "true" : "false") +
            ",\n  \"out_replicated\": " + (plan.out_replicated ? "true" : "false") +
            ",\n  \"whole_kv_groups\": " + (plan.whole_kv_groups ? "true" : "false") +
            ",\n  \"gathers_per_token\": " + whole(plan.exchanges) +
-           ",\n  \"gather_seconds\": " + decimal(plan.exchange_seconds) +
-           ",\n  \"seconds_per_token\": " + (plan.seconds_per_token > 0 ? decimal(plan.seconds_per_token) : "null") +
-           ",\n  \"tokens_per_second\": " + (plan.seconds_per_token > 0 ? decimal(1 / plan.seconds_per_token) : "null") +
+           ",\n  \"gather_seconds\": " + decimal(plan.exchange_seconds) + ",\n  \"seconds_per_token\": " +
+           (plan.seconds_per_token > 0 ? decimal(plan.seconds_per_token) : "null") +
+           ",\n  \"tokens_per_second\": " +
+           (plan.seconds_per_token > 0 ? decimal(1 / plan.seconds_per_token) : "null") +
            ",\n  \"head\": " + json_ranges(plan.head) + ",\n  \"layers\": [\n";
     for (std::size_t l = 0; l < plan.layers.size(); ++l) {
         const auto& cut = plan.layers[l];
-        out += std::string("    {\"kind\": ") + (config.layers[l] == LayerKind::delta_net ? "\"delta_net\"" : "\"attention\"") +
+        out += std::string("    {\"kind\": ") +
+               (config.layers[l] == LayerKind::delta_net ? "\"delta_net\"" : "\"attention\"") +
                ", \"mixer\": " + json_ranges(cut.mixer) + ", \"out\": " + json_ranges(cut.out) +
                ", \"expert\": " + json_ranges(cut.expert) + ", \"shared\": " + json_ranges(cut.shared) +
                ", \"down\": " + json_ranges(cut.down) + "}" + (l + 1 < plan.layers.size() ? ",\n" : "\n");

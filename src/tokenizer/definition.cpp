@@ -23,7 +23,8 @@ using simdjson::dom::element;
 using simdjson::dom::object;
 
 /// The pattern that a ByteLevel pre-tokenizer with use_regex stands for (that of GPT-2).
-constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kByteLevelPattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
     throw Error(Exit::bad_input, where + ": " + what);
@@ -76,9 +77,11 @@ bool flag_at(object fields, std::string_view key, bool otherwise, const std::str
 }
 
 /// A flag that this program implements with one value only.
-void require_flag(object fields, std::string_view key, bool otherwise, bool implemented, const std::string& where) {
+void require_flag(object fields, std::string_view key, bool otherwise, bool implemented,
+                  const std::string& where) {
     if (flag_at(fields, key, otherwise, where) != implemented) {
-        refuse(where, "'" + std::string(key) + "' " + (implemented ? "false" : "true") + " is not implemented");
+        refuse(where,
+               "'" + std::string(key) + "' " + (implemented ? "false" : "true") + " is not implemented");
     }
 }
 
@@ -86,20 +89,22 @@ std::int32_t id_at(element value, const std::string& where) {
     std::int64_t id = 0;
     if (value.get(id)) refuse(where, "the id is not an integer");
     if (id < 0 || id >= Vocabulary::kMaxIds) {
-        refuse(where, "the id " + std::to_string(id) + " is outside 0.." + std::to_string(Vocabulary::kMaxIds - 1));
+        refuse(where,
+               "the id " + std::to_string(id) + " is outside 0.." + std::to_string(Vocabulary::kMaxIds - 1));
     }
     return static_cast<std::int32_t>(id);
 }
 
-/// Byte-level vocabularies write each byte as one printable character: itself where it is printable in Latin-1, else the
-/// next free one from U+0100 on.
+/// Byte-level vocabularies write each byte as one printable character: itself where it is printable in
+/// Latin-1, else the next free one from U+0100 on.
 class ByteAlphabet {
 public:
     ByteAlphabet() {
         bytes_.fill(-1);
         char32_t next = 0x100;
         for (int byte = 0; byte < 256; ++byte) {
-            const bool printable = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+            const bool printable =
+                (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
             bytes_[printable ? static_cast<char32_t>(byte) : next++] = static_cast<std::int16_t>(byte);
         }
     }
@@ -132,7 +137,8 @@ public:
     TokenizerDefinition read() {
         simdjson::dom::parser parser;
         element document;
-        const auto text = read_text_file(file_, kLargestFile, "the folder of a checkpoint holds its tokenizer.json");
+        const auto text =
+            read_text_file(file_, kLargestFile, "the folder of a checkpoint holds its tokenizer.json");
         if (const auto error = parser.parse(text).get(document)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             refuse(file_, simdjson::error_message(error));
@@ -140,19 +146,22 @@ public:
         definition_.sha256 = hex(sha256(text));
         const auto root = object_at(document, file_);
         check_keys(root,
-                   {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
-                    "decoder", "model"},
+                   {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                    "post_processor", "decoder", "model"},
                    file_);
         for (const auto* key : {"truncation", "padding"}) {
             if (find(root, key)) refuse(file_, std::string("'") + key + "' is not implemented");
         }
-        if (const auto normalizer = find(root, "normalizer")) read_normalizer(*normalizer, file_ + ": normalizer");
+        if (const auto normalizer = find(root, "normalizer"))
+            read_normalizer(*normalizer, file_ + ": normalizer");
         read_pre_tokenizer(require(root, "pre_tokenizer", file_), file_ + ": pre_tokenizer");
         // A ByteLevel post-processor moves offsets only; any other adds ids.
-        if (const auto post = find(root, "post_processor")) require_type(*post, "ByteLevel", file_ + ": post_processor");
+        if (const auto post = find(root, "post_processor"))
+            require_type(*post, "ByteLevel", file_ + ": post_processor");
         require_type(require(root, "decoder", file_), "ByteLevel", file_ + ": decoder");
         read_model(object_at(require(root, "model", file_), file_ + ": model"), file_ + ": model");
-        if (const auto added = find(root, "added_tokens")) read_added_tokens(*added, file_ + ": added_tokens");
+        if (const auto added = find(root, "added_tokens"))
+            read_added_tokens(*added, file_ + ": added_tokens");
         return std::move(definition_);
     }
 
@@ -189,7 +198,8 @@ private:
         if (type != "Sequence") refuse(where, "the type '" + std::string(type) + "' is not implemented");
         check_keys(fields, {"type", "pretokenizers"}, where);
         array steps;
-        if (require(fields, "pretokenizers", where).get(steps)) refuse(where, "'pretokenizers' is not an array");
+        if (require(fields, "pretokenizers", where).get(steps))
+            refuse(where, "'pretokenizers' is not an array");
         std::vector<element> list(steps.begin(), steps.end());
         if (list.size() != 2) refuse(where, "a sequence other than Split, ByteLevel is not implemented");
         read_split(require_type(list[0], "Split", where), where + ".Split");
@@ -199,7 +209,8 @@ private:
     void read_split(object fields, const std::string& where) {
         check_keys(fields, {"type", "pattern", "behavior", "invert"}, where);
         const auto behavior = text_at(fields, "behavior", where);
-        if (behavior != "Isolated") refuse(where, "the behavior '" + std::string(behavior) + "' is not implemented");
+        if (behavior != "Isolated")
+            refuse(where, "the behavior '" + std::string(behavior) + "' is not implemented");
         require_flag(fields, "invert", false, false, where);
         const auto pattern = object_at(require(fields, "pattern", where), where + ".pattern");
         check_keys(pattern, {"Regex"}, where + ".pattern");
@@ -215,8 +226,8 @@ private:
 
     void read_model(object fields, const std::string& where) {
         check_keys(fields,
-                   {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-                    "byte_fallback", "ignore_merges", "vocab", "merges"},
+                   {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                    "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"},
                    where);
         const auto type = text_at(fields, "type", where);
         if (type != "BPE") refuse(where, "the type '" + std::string(type) + "' is not implemented");
@@ -231,12 +242,13 @@ private:
         require_flag(fields, "byte_fallback", false, false, where);
         require_flag(fields, "ignore_merges", false, false, where);
         read_vocabulary(object_at(require(fields, "vocab", where), where + ".vocab"), where + ".vocab");
-        // An unknown token, and fusing several of them, means something only where a byte has no token of its own.
+        // An unknown token, and fusing several of them, means something only where a byte has no token of its
+        // own.
         if (find(fields, "unk_token")) {
             for (int byte = 0; byte < 256; ++byte) {
                 if (definition_.merges.byte_id(static_cast<unsigned char>(byte)) < 0) {
-                    refuse(where, "'unk_token' with a vocabulary that has no token for byte " + std::to_string(byte) +
-                                      " is not implemented");
+                    refuse(where, "'unk_token' with a vocabulary that has no token for byte " +
+                                      std::to_string(byte) + " is not implemented");
                 }
             }
         }
@@ -251,19 +263,23 @@ private:
             const auto named = [&] { return where + "['" + std::string(field.key) + "']"; };
             if (field.key.empty()) refuse(named(), "an empty token is not implemented");
             std::int64_t number = 0;
-            if (field.value.get(number) || number < 0 || number >= Vocabulary::kMaxIds) id_at(field.value, named());
+            if (field.value.get(number) || number < 0 || number >= Vocabulary::kMaxIds)
+                id_at(field.value, named());
             const auto id = static_cast<std::int32_t>(number);
             alphabet_.to_bytes(field.key, bytes);
-            if (!vocabulary.set(id, bytes)) refuse(named(), "the id " + std::to_string(id) + " is taken by another token");
+            if (!vocabulary.set(id, bytes))
+                refuse(named(), "the id " + std::to_string(id) + " is taken by another token");
             if (!vocabulary.index(id)) {
-                refuse(named(), "the token with id " + std::to_string(vocabulary.find(bytes)) + " stands for the same bytes");
+                refuse(named(), "the token with id " + std::to_string(vocabulary.find(bytes)) +
+                                    " stands for the same bytes");
             }
             if (bytes.size() == 1) definition_.merges.set_byte(static_cast<unsigned char>(bytes[0]), id);
         }
     }
 
     /// The two sides of a merge as the file writes them.
-    static std::pair<std::string_view, std::string_view> sides_of(element merge, const std::string& where, std::size_t index) {
+    static std::pair<std::string_view, std::string_view> sides_of(element merge, const std::string& where,
+                                                                  std::size_t index) {
         const auto named = [&] { return where + "[" + std::to_string(index) + "]"; };
         std::string_view left, right;
         if (std::string_view text; !merge.get(text)) {
@@ -301,7 +317,8 @@ private:
                 ids[i] = vocabulary.find(*texts[i]);
                 if (ids[i] == Vocabulary::kNone) {
                     const auto text = i == 0 ? sides.first : i == 1 ? sides.second : "the two joined";
-                    refuse(where + "[" + std::to_string(index) + "]", "'" + std::string(text) + "' is not in the vocabulary");
+                    refuse(where + "[" + std::to_string(index) + "]",
+                           "'" + std::string(text) + "' is not in the vocabulary");
                 }
             }
             if (!definition_.merges.add(ids[0], ids[1], ids[2])) {
@@ -322,23 +339,26 @@ private:
     }
 
     void add_token(object fields, const std::string& where) {
-        check_keys(fields, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}, where);
+        check_keys(fields, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"},
+                   where);
         const auto id = id_at(require(fields, "id", where), where);
         const auto text = std::string(text_at(fields, "content", where));
         if (text.empty()) refuse(where, "an empty token is not implemented");
         if (text.size() > kLongestAdded)
-            refuse(where, "a token of " + std::to_string(text.size()) + " bytes is not implemented, at most " +
-                              std::to_string(kLongestAdded) + " are");
+            refuse(where, "a token of " + std::to_string(text.size()) +
+                              " bytes is not implemented, at most " + std::to_string(kLongestAdded) + " are");
         for (const auto* key : {"single_word", "lstrip", "rstrip"})
             require_flag(fields, key, false, false, where + " '" + text + "'");
 
         auto& vocabulary = definition_.vocabulary;
         const auto named = where + ": '" + text + "'";
         if (!definition_.added_ids.emplace(text, id).second) refuse(named, "stands there twice");
-        const bool printable = std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7F; });
+        const bool printable =
+            std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7F; });
         const auto known = vocabulary.find(text);
         if (printable && known != Vocabulary::kNone && known != id) {
-            refuse(named, "has the id " + std::to_string(id) + " here and " + std::to_string(known) + " in the vocabulary");
+            refuse(named, "has the id " + std::to_string(id) + " here and " + std::to_string(known) +
+                              " in the vocabulary");
         }
         if (vocabulary.has(id) ? vocabulary.bytes(id) != text || !used_by_added_.insert(id).second
                                : !vocabulary.set(id, text)) {
@@ -353,7 +373,8 @@ private:
         }
         std::string storage;
         const auto normal = definition_.nfc ? to_nfc(text, storage) : std::string_view(text);
-        if (!normalized_texts_.insert(std::string(normal)).second) refuse(named, "two added tokens are one when normalized");
+        if (!normalized_texts_.insert(std::string(normal)).second)
+            refuse(named, "two added tokens are one when normalized");
         definition_.normalized.add(normal, id);
     }
 

@@ -18,7 +18,8 @@ std::uint64_t random_odd() {
     return std::uint64_t{source()} << 32 | source() | 1;
 }
 
-constexpr std::size_t kShort = 32;  ///< pieces up to this many bytes are searched again after each join, longer ones queue
+constexpr std::size_t kShort =
+    32;  ///< pieces up to this many bytes are searched again after each join, longer ones queue
 
 }  // namespace
 
@@ -27,13 +28,17 @@ void Merges::reserve(std::size_t merges) { grow(std::bit_ceil(merges * 2 + 16));
 std::size_t Merges::slot_of(std::int32_t left, std::int32_t right) const {
     static const std::uint64_t factor = random_odd();
     const std::size_t mask = slots_.size() - 1;
-    const auto key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
+    const auto key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |
+                     static_cast<std::uint32_t>(right);
     auto slot = static_cast<std::size_t>((key * factor) >> (64 - std::countr_zero(slots_.size())));
-    while (slots_[slot].left != -1 && (slots_[slot].left != left || slots_[slot].right != right)) slot = (slot + 1) & mask;
+    while (slots_[slot].left != -1 && (slots_[slot].left != left || slots_[slot].right != right))
+        slot = (slot + 1) & mask;
     return slot;
 }
 
-const Merges::Merge& Merges::find(std::int32_t left, std::int32_t right) const { return slots_[slot_of(left, right)]; }
+const Merges::Merge& Merges::find(std::int32_t left, std::int32_t right) const {
+    return slots_[slot_of(left, right)];
+}
 
 void Merges::grow(std::size_t slots) {
     const std::vector<Merge> old = std::move(slots_);
@@ -54,8 +59,9 @@ bool Merges::add(std::int32_t left, std::int32_t right, std::int32_t joined) {
 std::int32_t Merges::id_of_byte(char byte) const {
     const auto id = byte_ids_[static_cast<unsigned char>(byte)];
     if (id < 0) {
-        throw Error(Exit::bad_input, "the vocabulary has no token for byte " +
-                                         std::to_string(static_cast<unsigned>(static_cast<unsigned char>(byte))));
+        throw Error(Exit::bad_input,
+                    "the vocabulary has no token for byte " +
+                        std::to_string(static_cast<unsigned>(static_cast<unsigned char>(byte))));
     }
     return id;
 }
@@ -83,7 +89,8 @@ void Merges::encode_short(std::string_view piece, std::vector<std::int32_t>& ids
     for (std::size_t i = 0; i < count; ++i) symbols[i] = id_of_byte(piece[i]);
     for (std::size_t i = 0; i < count; ++i) look_up(i);
     while (count > 1) {
-        const auto best = static_cast<std::size_t>(std::min_element(ranks.begin(), ranks.begin() + count) - ranks.begin());
+        const auto best =
+            static_cast<std::size_t>(std::min_element(ranks.begin(), ranks.begin() + count) - ranks.begin());
         if (ranks[best] == kNoMerge) break;
         symbols[best] = joined[best];
         std::copy(symbols.begin() + best + 2, symbols.begin() + count, symbols.begin() + best + 1);
@@ -105,8 +112,9 @@ void Merges::encode_long(std::string_view piece, Scratch& scratch, std::vector<s
     for (std::int32_t i = 0; i < count; ++i) {
         symbols[i] = {id_of_byte(piece[i]), i - 1, i + 1 < count ? i + 1 : -1};
     }
-    // An entry is (rank, position of the left symbol), so that the smallest one is the next join. An entry is out of date
-    // when the pair at that position now has another rank; a pair's rank never comes back, because pairs only grow.
+    // An entry is (rank, position of the left symbol), so that the smallest one is the next join. An entry is
+    // out of date when the pair at that position now has another rank; a pair's rank never comes back,
+    // because pairs only grow.
     const auto entry_of = [&](std::int32_t i) {
         const auto& merge = find(symbols[i].id, symbols[symbols[i].next].id);
         return static_cast<std::uint64_t>(merge.rank) << 32 | static_cast<std::uint32_t>(i);

@@ -8,8 +8,8 @@
 
 namespace ftmpi {
 
-/// The merges in their order. encode() joins, as long as there is one, the pair of neighbours whose merge comes first in
-/// that order, the leftmost where several do.
+/// The merges in their order. encode() joins, as long as there is one, the pair of neighbours whose merge
+/// comes first in that order, the leftmost where several do.
 class Merges {
 public:
     Merges() { byte_ids_.fill(-1); }
@@ -31,8 +31,8 @@ public:
         std::vector<std::uint64_t> queue;
     };
 
-    /// Appends the ids of `piece`, n bytes, in O(n log n) steps and without recursion. A byte that has no token is
-    /// Error(bad_input). Pieces are shorter than 2^31 bytes.
+    /// Appends the ids of `piece`, n bytes, in O(n log n) steps and without recursion. A byte that has no
+    /// token is Error(bad_input). Pieces are shorter than 2^31 bytes.
     void encode(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const;
 
 private:

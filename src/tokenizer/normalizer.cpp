@@ -32,8 +32,9 @@ void order_marks(std::vector<utf8proc_int32_t>& characters) {
 
 void append_composed(std::vector<utf8proc_int32_t>& characters, std::string& out) {
     order_marks(characters);
-    const auto length = utf8proc_normalize_utf32(characters.data(), static_cast<utf8proc_ssize_t>(characters.size()),
-                                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    const auto length =
+        utf8proc_normalize_utf32(characters.data(), static_cast<utf8proc_ssize_t>(characters.size()),
+                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
     if (length < 0) throw Error(Exit::failure, std::string("utf8proc: ") + utf8proc_errmsg(length));
     for (utf8proc_ssize_t i = 0; i < length; ++i) append_character(out, static_cast<char32_t>(characters[i]));
     characters.clear();
@@ -42,8 +43,9 @@ void append_composed(std::vector<utf8proc_int32_t>& characters, std::string& out
 void append_decomposed(char32_t c, std::vector<utf8proc_int32_t>& characters) {
     utf8proc_int32_t parts[8];  // the longest canonical decomposition has four characters
     int boundary = 0;
-    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts, 8,
-                                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
+    const auto count = utf8proc_decompose_char(
+        static_cast<utf8proc_int32_t>(c), parts, 8,
+        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
     if (count < 0 || count > 8) throw Error(Exit::failure, "utf8proc cannot decompose a character");
     characters.insert(characters.end(), parts, parts + count);
 }
@@ -53,7 +55,8 @@ void append_decomposed(char32_t c, std::vector<utf8proc_int32_t>& characters) {
 std::string_view to_nfc(std::string_view text, std::string& storage) {
     const char* const end = text.data() + text.size();
     // Lead bytes below 0xCC begin characters below U+0300.
-    if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xCC; })) return text;
+    if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xCC; }))
+        return text;
 
     storage.clear();
     storage.reserve(text.size() + text.size() / 8);

@@ -12,7 +12,8 @@ constexpr std::string_view kCategories[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", 
                                             "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
                                             "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
 
-/// Texts that one character folds to, e.g. ss for U+00DF: Oniguruma matches that character for them, PCRE2 does not.
+/// Texts that one character folds to, e.g. ss for U+00DF: Oniguruma matches that character for them, PCRE2
+/// does not.
 constexpr std::string_view kFolded[] = {"ss", "ff", "fi", "fl", "st"};
 
 class Translator {
@@ -46,11 +47,13 @@ public:
 
 private:
     [[noreturn]] void refuse(const std::string& what) const {
-        throw Error(Exit::bad_input,
-                    where_ + ": " + what + " at byte " + std::to_string(at_) + " of the pattern is not implemented");
+        throw Error(Exit::bad_input, where_ + ": " + what + " at byte " + std::to_string(at_) +
+                                         " of the pattern is not implemented");
     }
 
-    char peek(std::size_t ahead) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
+    char peek(std::size_t ahead) const {
+        return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0';
+    }
 
     void copy(std::size_t bytes) {
         out_ += pattern_.substr(at_, bytes);
@@ -64,9 +67,11 @@ private:
 
     void literal() {
         if (groups_.back()) {
-            if (static_cast<unsigned char>(pattern_[at_]) >= 0x80) refuse("a letter beyond ASCII where case is ignored");
+            if (static_cast<unsigned char>(pattern_[at_]) >= 0x80)
+                refuse("a letter beyond ASCII where case is ignored");
             std::string pair{pattern_[at_], peek(1)};
-            std::transform(pair.begin(), pair.end(), pair.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+            std::transform(pair.begin(), pair.end(), pair.begin(),
+                           [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
             if (std::find(std::begin(kFolded), std::end(kFolded), pair) != std::end(kFolded)) {
                 refuse("'" + pair + "' where case is ignored");
             }
@@ -78,29 +83,21 @@ private:
         const char c = peek(1);
         // \s is the property White_Space there; PCRE2's \s has U+180E as well.
         switch (c) {
-            case 's':
-                return replace(2, "\\p{White_Space}");
-            case 'S':
-                return replace(2, "\\P{White_Space}");
-            case 'd':
-                return replace(2, "\\p{Nd}");
-            case 'D':
-                return replace(2, "\\P{Nd}");
-            case 'v':
-                return replace(2, "\\x0b");
+            case 's': return replace(2, "\\p{White_Space}");
+            case 'S': return replace(2, "\\P{White_Space}");
+            case 'd': return replace(2, "\\p{Nd}");
+            case 'D': return replace(2, "\\P{Nd}");
+            case 'v': return replace(2, "\\x0b");
             case 'r':
             case 'n':
             case 't':
-            case 'f':
-                return copy(2);
+            case 'f': return copy(2);
             case 'p':
-            case 'P':
-                return property(in_class);
-            default:
-                break;
+            case 'P': return property(in_class);
+            default: break;
         }
-        const bool punctuation =
-            c > ' ' && c < 0x7F && !(c >= '0' && c <= '9') && !(c >= 'A' && c <= 'Z') && !(c >= 'a' && c <= 'z');
+        const bool punctuation = c > ' ' && c < 0x7F && !(c >= '0' && c <= '9') && !(c >= 'A' && c <= 'Z') &&
+                                 !(c >= 'a' && c <= 'z');
         if (!punctuation && c != ' ') refuse(c == '\0' ? "a backslash at the end" : std::string("\\") + c);
         copy(2);
     }
@@ -166,7 +163,8 @@ private:
         if (!counted || end >= pattern_.size() || pattern_[end] != '}') refuse("a brace that is not a count");
         ++end;
         // After a count, Oniguruma reads + as another repeat and {n}? as an optional one.
-        if (end < pattern_.size() && (pattern_[end] == '+' || pattern_[end] == '?')) refuse("a suffix after a count");
+        if (end < pattern_.size() && (pattern_[end] == '+' || pattern_[end] == '?'))
+            refuse("a suffix after a count");
         copy(end - at_);
     }
 
@@ -179,6 +177,8 @@ private:
 
 }  // namespace
 
-std::string translate_pattern(std::string_view pattern, const std::string& where) { return Translator(pattern, where).run(); }
+std::string translate_pattern(std::string_view pattern, const std::string& where) {
+    return Translator(pattern, where).run();
+}
 
 }  // namespace ftmpi

@@ -7,7 +7,9 @@
 namespace ftmpi {
 
 std::string read_text_file(const std::filesystem::path& file, std::size_t limit, const std::string& hint) {
-    const auto refuse = [&](const std::string& what) { throw Error(Exit::bad_input, file.string() + ": " + what, hint); };
+    const auto refuse = [&](const std::string& what) {
+        throw Error(Exit::bad_input, file.string() + ": " + what, hint);
+    };
     std::error_code error;
     const auto status = std::filesystem::status(file, error);
     if (status.type() == std::filesystem::file_type::not_found) refuse("does not exist");
@@ -18,7 +20,8 @@ std::string read_text_file(const std::filesystem::path& file, std::size_t limit,
     if (!stream) refuse("cannot be opened");
     std::string text(limit + 1 < 65536 ? limit + 1 : 65536, '\0');
     std::size_t have = 0;
-    while (stream.read(text.data() + have, static_cast<std::streamsize>(text.size() - have)), stream.gcount() > 0) {
+    while (stream.read(text.data() + have, static_cast<std::streamsize>(text.size() - have)),
+           stream.gcount() > 0) {
         have += static_cast<std::size_t>(stream.gcount());
         if (have > limit) refuse("is larger than " + std::to_string(limit) + " bytes");
         if (have == text.size()) text.resize(2 * have);

@@ -42,9 +42,11 @@ Tokenizer::~Tokenizer() = default;
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Added added) const {
     std::string fault;
     if (const auto at = find_invalid_utf8(text, &fault); at != std::string_view::npos) {
-        throw Error(Exit::bad_input, "invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the text");
+        throw Error(Exit::bad_input,
+                    "invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the text");
     }
-    if (text.size() >= std::size_t{1} << 30) throw Error(Exit::bad_input, "a text of 1 GiB or more cannot be tokenized");
+    if (text.size() >= std::size_t{1} << 30)
+        throw Error(Exit::bad_input, "a text of 1 GiB or more cannot be tokenized");
 
     std::vector<std::int32_t> ids;
     Merges::Scratch scratch;
@@ -77,9 +79,11 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Added added) 
 }
 
 std::int64_t Tokenizer::least_tokens(std::size_t bytes) const {
-    // No canonical composition is shorter than a quarter of what it is made of; the worst takes seven bytes to two.
+    // No canonical composition is shorter than a quarter of what it is made of; the worst takes seven bytes
+    // to two.
     constexpr std::size_t kComposed = 4;
-    const std::size_t longest = std::max<std::size_t>(state_->vocabulary.longest(), 1) * (state_->nfc ? kComposed : 1);
+    const std::size_t longest =
+        std::max<std::size_t>(state_->vocabulary.longest(), 1) * (state_->nfc ? kComposed : 1);
     return static_cast<std::int64_t>(bytes / longest + (bytes % longest != 0));
 }
 
@@ -96,7 +100,8 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
 }
 
 std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
-    if (const auto it = state_->added_ids.find(std::string(token)); it != state_->added_ids.end()) return it->second;
+    if (const auto it = state_->added_ids.find(std::string(token)); it != state_->added_ids.end())
+        return it->second;
     const auto id = state_->vocabulary.find(token);
     return id == Vocabulary::kNone ? std::nullopt : std::optional(id);
 }

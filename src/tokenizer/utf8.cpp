@@ -45,7 +45,8 @@ Utf8Sequence first_sequence(std::string_view rest) {
         const auto reached = static_cast<std::uint8_t>(i);
         if (i == rest.size()) return {Kind::unfinished, reached, "truncated"};
         if (byte(i) < low || byte(i) > high)
-            return {Kind::invalid, reached, is_continuation(rest[i]) ? outside : "lead byte without its continuation bytes"};
+            return {Kind::invalid, reached,
+                    is_continuation(rest[i]) ? outside : "lead byte without its continuation bytes"};
         low = 0x80, high = 0xBF;
     }
     return {Kind::character, static_cast<std::uint8_t>(length), nullptr};
@@ -60,7 +61,8 @@ void append_character(std::string& text, char32_t c) {
     } else if (c < 0x10000) {
         byte(0xE0 | c >> 12), byte(0x80 | (c >> 6 & 0x3F)), byte(0x80 | (c & 0x3F));
     } else {
-        byte(0xF0 | c >> 18), byte(0x80 | (c >> 12 & 0x3F)), byte(0x80 | (c >> 6 & 0x3F)), byte(0x80 | (c & 0x3F));
+        byte(0xF0 | c >> 18), byte(0x80 | (c >> 12 & 0x3F)), byte(0x80 | (c >> 6 & 0x3F)),
+            byte(0x80 | (c & 0x3F));
     }
 }
 
@@ -85,7 +87,8 @@ std::string Utf8Stream::push(std::string_view bytes) {
     while (!rest.empty()) {
         const auto sequence = first_sequence(rest);
         if (sequence.kind == Utf8Sequence::Kind::unfinished) break;
-        shown.append(sequence.kind == Utf8Sequence::Kind::character ? rest.substr(0, sequence.length) : kReplacement);
+        shown.append(sequence.kind == Utf8Sequence::Kind::character ? rest.substr(0, sequence.length)
+                                                                    : kReplacement);
         rest.remove_prefix(sequence.length);
     }
     held_.erase(0, held_.size() - rest.size());

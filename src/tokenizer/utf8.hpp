@@ -12,7 +12,8 @@ namespace ftmpi {
 struct Utf8Sequence {
     enum class Kind : std::uint8_t { character, invalid, unfinished };
     Kind kind;
-    std::uint8_t length;  ///< of the character; else of the longest start of one, at least 1 (one U+FFFD replaces that many)
+    std::uint8_t length;  ///< of the character; else of the longest start of one, at least 1 (one U+FFFD
+                          ///< replaces that many)
     const char* fault;    ///< why it is invalid or unfinished, in a word or two; nullptr for a character
 };
 

@@ -52,7 +52,9 @@ bool Vocabulary::index(std::int32_t id) {
     return true;
 }
 
-std::int32_t Vocabulary::find(std::string_view bytes) const { return slots_.empty() ? kNone : slots_[slot_of(bytes)]; }
+std::int32_t Vocabulary::find(std::string_view bytes) const {
+    return slots_.empty() ? kNone : slots_[slot_of(bytes)];
+}
 
 std::string_view Vocabulary::bytes(std::int32_t id) const {
     if (id < 0 || id >= end()) return {};

@@ -8,11 +8,12 @@
 
 namespace ftmpi {
 
-/// Ids may have holes. Bytes are kept once, in one block; the table from bytes to ids is open addressing, because a
-/// quarter of a million tokens are looked up three times each while the merges are read.
+/// Ids may have holes. Bytes are kept once, in one block; the table from bytes to ids is open addressing,
+/// because a quarter of a million tokens are looked up three times each while the merges are read.
 class Vocabulary {
 public:
-    static constexpr std::int64_t kMaxIds = 1 << 24;  ///< ids at or above this are refused, to bound the memory
+    static constexpr std::int64_t kMaxIds = 1
+                                            << 24;  ///< ids at or above this are refused, to bound the memory
     static constexpr std::int32_t kNone = -1;
 
     void reserve(std::size_t tokens, std::size_t bytes);
@@ -22,7 +23,9 @@ public:
     bool index(std::int32_t id);
 
     std::int32_t find(std::string_view bytes) const;
-    bool has(std::int32_t id) const { return id >= 0 && id < end() && places_[static_cast<std::size_t>(id)].length != 0; }
+    bool has(std::int32_t id) const {
+        return id >= 0 && id < end() && places_[static_cast<std::size_t>(id)].length != 0;
+    }
     std::string_view bytes(std::int32_t id) const;
     /// Bytes of the longest token, 0 without tokens.
     std::size_t longest() const { return longest_; }

@@ -22,7 +22,8 @@ std::vector<float> floats_of(const TensorView& t) {
             std::uint16_t b;
             std::memcpy(&b, t.data + 2 * i, 2);
             const int e = (b >> 10) & 31, f = b & 1023;
-            const float m = e ? std::ldexp(static_cast<float>(1024 + f), (e == 31 ? 200 : e) - 25) : std::ldexp(static_cast<float>(f), -24);
+            const float m = e ? std::ldexp(static_cast<float>(1024 + f), (e == 31 ? 200 : e) - 25)
+                              : std::ldexp(static_cast<float>(f), -24);
             values[i] = b & 0x8000 ? -m : m;
         } else {
             refuse(t, "expected BF16, F16 or F32");
@@ -48,7 +49,8 @@ RowBlock StoredMatrix::block(Range r) const {
         b.first_row = row_in_plane + r.begin;
     } else if (format == Format::fp8_row) {
         b.row_scale_type = scales->dtype;
-        b.row_scales = scales->data + static_cast<std::size_t>(first_scale_row + r.begin) * size_of(scales->dtype);
+        b.row_scales =
+            scales->data + static_cast<std::size_t>(first_scale_row + r.begin) * size_of(scales->dtype);
     } else {
         b.scale_pitch = static_cast<std::size_t>(scales_per_row(format, cols));
         b.scales = scales->data + static_cast<std::size_t>(first_scale_row + r.begin) * b.scale_pitch;
@@ -75,13 +77,17 @@ std::uint64_t StoredMatrix::bytes(Range r) const {
 namespace {
 
 bool starts_with(std::string_view s, std::string_view p) { return s.substr(0, p.size()) == p; }
-bool ends_with(std::string_view s, std::string_view p) { return s.size() >= p.size() && s.substr(s.size() - p.size()) == p; }
-
-bool is_skipped(const Family& family, std::string_view name) {
-    return std::any_of(family.skipped.begin(), family.skipped.end(), [&](auto p) { return starts_with(name, p); });
+bool ends_with(std::string_view s, std::string_view p) {
+    return s.size() >= p.size() && s.substr(s.size() - p.size()) == p;
 }
 
-/// Scales of quantized activations and attention probabilities: weights are used with fp32 activations, so they are not needed.
+bool is_skipped(const Family& family, std::string_view name) {
+    return std::any_of(family.skipped.begin(), family.skipped.end(),
+                       [&](auto p) { return starts_with(name, p); });
+}
+
+/// Scales of quantized activations and attention probabilities: weights are used with fp32 activations, so
+/// they are not needed.
 bool is_activation_scale(std::string_view name) {
     for (auto suffix : {".input_scale", ".input_global_scale", ".q_scale", ".prob_scale", ".output_scale"})
         if (ends_with(name, suffix)) return true;
@@ -99,7 +105,8 @@ std::string text_prefix(const Checkpoint& checkpoint, const Family& family) {
                 found = prefix;
                 example = name;
             } else if (found != prefix) {
-                throw Error(Exit::bad_input, "tensors " + example + " and " + name + " lie under two different prefixes",
+                throw Error(Exit::bad_input,
+                            "tensors " + example + " and " + name + " lie under two different prefixes",
                             "a checkpoint must use one of them throughout");
             }
             break;  // longest prefix first in the family's list
@@ -108,7 +115,9 @@ std::string text_prefix(const Checkpoint& checkpoint, const Family& family) {
     return found.empty() ? std::string(family.prefixes[0]) : found;
 }
 
-MatrixSize size_of_matrix(const StoredMatrix& m, std::int64_t groups = 1) { return {m.format, groups, m.rows, m.cols}; }
+MatrixSize size_of_matrix(const StoredMatrix& m, std::int64_t groups = 1) {
+    return {m.format, groups, m.rows, m.cols};
+}
 
 }  // namespace
 
@@ -119,7 +128,8 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
     Resolver r(checkpoint);
 
     embedding_ = r.matrix(prefix + std::string(family.embedding), config.vocab, config.hidden);
-    if (embedding_.codes && embedding_.format != Format::bf16) refuse(*embedding_.codes, "the embedding must be BF16");
+    if (embedding_.codes && embedding_.format != Format::bf16)
+        refuse(*embedding_.codes, "the embedding must be BF16");
     final_norm_ = r.vector(prefix + std::string(family.final_norm), {config.hidden});
 
     const std::string head(family.head);
@@ -128,17 +138,23 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
         head_ = embedding_;
         if (head_stored) {
             const StoredMatrix own = r.matrix(head, config.vocab, config.hidden);
-            const bool equal = own.format == Format::bf16 && embedding_.codes && own.codes->bytes == embedding_.codes->bytes &&
+            const bool equal = own.format == Format::bf16 && embedding_.codes &&
+                               own.codes->bytes == embedding_.codes->bytes &&
                                std::memcmp(own.codes->data, embedding_.codes->data, own.codes->bytes) == 0;
-            if (!equal) notes_.push_back(head + " differs from the embedding although config.json ties them: the embedding is used");
+            if (!equal)
+                notes_.push_back(
+                    head +
+                    " differs from the embedding although config.json ties them: the embedding is used");
         }
     } else if (!head_stored) {
-        throw Error(Exit::bad_input, "config.json says tie_word_embeddings is false but " + head + ".weight is absent");
+        throw Error(Exit::bad_input,
+                    "config.json says tie_word_embeddings is false but " + head + ".weight is absent");
     } else {
         head_ = r.matrix(head, config.vocab, config.hidden);
     }
 
-    const std::int64_t key = config.key_channels(), value = config.value_channels(), channels = 2 * key + value;
+    const std::int64_t key = config.key_channels(), value = config.value_channels(),
+                       channels = 2 * key + value;
     std::size_t cache_scales = 0;
     layers_.resize(config.layers.size());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -168,8 +184,10 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
                 cache_scales += found != nullptr;
                 return found;
             };
-            layer.k_scale = cache_scale({"self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"});
-            layer.v_scale = cache_scale({"self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"});
+            layer.k_scale =
+                cache_scale({"self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"});
+            layer.v_scale =
+                cache_scale({"self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"});
         } else {
             layer.in_qkv = r.matrix(name(names.in_qkv), channels, config.hidden);
             layer.in_z = r.matrix(name(names.in_z), value, config.hidden);
@@ -190,14 +208,16 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
                           r.matrix(at + std::string(names.down), config.hidden, width)};
         };
         layer.shared = expert_at(shared, config.shared_width);
-        const std::string fused_up = experts + std::string(names.fused_gate_up), fused_down = experts + std::string(names.fused_down);
+        const std::string fused_up = experts + std::string(names.fused_gate_up),
+                          fused_down = experts + std::string(names.fused_down);
         const bool fused = checkpoint.find(fused_up) || checkpoint.find(fused_down);
         const std::int64_t w = config.expert_width;
         for (std::int64_t e = 0; e < config.experts; ++e)
-            layer.experts.push_back(fused ? Expert{r.fused(fused_up, config.experts, 2 * w, config.hidden, e, 0, w),
-                                                   r.fused(fused_up, config.experts, 2 * w, config.hidden, e, w, w),
-                                                   r.fused(fused_down, config.experts, config.hidden, w, e, 0, config.hidden)}
-                                          : expert_at(experts + std::to_string(e) + ".", w));
+            layer.experts.push_back(
+                fused ? Expert{r.fused(fused_up, config.experts, 2 * w, config.hidden, e, 0, w),
+                               r.fused(fused_up, config.experts, 2 * w, config.hidden, e, w, w),
+                               r.fused(fused_down, config.experts, config.hidden, w, e, 0, config.hidden)}
+                      : expert_at(experts + std::to_string(e) + ".", w));
         r.give_up();
     }
 
@@ -219,25 +239,36 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
             unknown.push_back(name);
         }
     }
-    if (odd_scales) notes_.push_back(counted(static_cast<std::uint64_t>(odd_scales), "activation scale") + (odd_scales == 1 ? " is" : " are") + " not finite and not used");
-    if (cache_scales) notes_.push_back(counted(static_cast<std::uint64_t>(cache_scales), "scale") + " of an FP8 cache " + (cache_scales == 1 ? "is" : "are") + " stored; --kv fp8 uses what is there, other caches need none");
+    if (odd_scales)
+        notes_.push_back(counted(static_cast<std::uint64_t>(odd_scales), "activation scale") +
+                         (odd_scales == 1 ? " is" : " are") + " not finite and not used");
+    if (cache_scales)
+        notes_.push_back(counted(static_cast<std::uint64_t>(cache_scales), "scale") + " of an FP8 cache " +
+                         (cache_scales == 1 ? "is" : "are") +
+                         " stored; --kv fp8 uses what is there, other caches need none");
     r.finish(unknown);
 
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         const auto& first = layers_[i].experts[0];
         for (std::size_t e = 0; e < layers_[i].experts.size(); ++e) {
             const auto& x = layers_[i].experts[e];
-            if (x.gate.format != first.gate.format || x.up.format != first.gate.format || x.down.format != first.down.format)
+            if (x.gate.format != first.gate.format || x.up.format != first.gate.format ||
+                x.down.format != first.down.format)
                 throw Error(Exit::bad_input, "layer " + std::to_string(i) + ": expert " + std::to_string(e) +
-                                                 " has another weight format than expert 0 (" + x.gate.codes->name + ")");
+                                                 " has another weight format than expert 0 (" +
+                                                 x.gate.codes->name + ")");
         }
         if (layers_[i].shared.gate.format != layers_[i].shared.up.format)
-            throw Error(Exit::bad_input, layers_[i].shared.gate.codes->name + " and its up_proj have different weight formats");
+            throw Error(Exit::bad_input, layers_[i].shared.gate.codes->name +
+                                             " and its up_proj have different weight formats");
     }
 }
 
 ModelSizes Inventory::sizes() const {
-    ModelSizes s{.config = config_, .layers = {}, .embedding = size_of_matrix(embedding_), .head = size_of_matrix(head_)};
+    ModelSizes s{.config = config_,
+                 .layers = {},
+                 .embedding = size_of_matrix(embedding_),
+                 .head = size_of_matrix(head_)};
     for (const Layer& l : layers_) {
         LayerSizes z;
         z.kind = l.kind;

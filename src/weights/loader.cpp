@@ -7,16 +7,18 @@ namespace ftmpi {
 /// Loads one rank's share, layer by layer, and counts the file bytes it touches.
 class Loader {
 public:
-    Loader(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank, Backend& backend,
-           const Weights::Progress& progress, Weights& to)
+    Loader(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank,
+           Backend& backend, const Weights::Progress& progress, Weights& to)
         : checkpoint_(checkpoint), inventory_(inventory), config_(inventory.config()), plan_(plan),
           rank_(static_cast<std::size_t>(rank)), backend_(backend), progress_(progress), to_(to) {}
 
     void load() {
         const auto& table = inventory_.embedding();
-        MatrixSource source{.format = table.format, .groups = 1, .rows = table.rows, .cols = table.cols, .blocks = {}};
+        MatrixSource source{
+            .format = table.format, .groups = 1, .rows = table.rows, .cols = table.cols, .blocks = {}};
         source.blocks.push_back(table.block({0, table.rows}));
-        in(&RankBytes::embedding, [&] { to_.embedding_ = backend_.load_table(source, plan_.embedding_on_host); });
+        in(&RankBytes::embedding,
+           [&] { to_.embedding_ = backend_.load_table(source, plan_.embedding_on_host); });
         if (!plan_.embedding_on_host) {
             to_.read_.replicated += table.bytes({0, table.rows});
             to_.matrix_bytes_ += to_.embedding_->bytes;
@@ -36,8 +38,7 @@ public:
 
 private:
     /// What `load` takes counts to this group.
-    template <class Load>
-    void in(std::uint64_t RankBytes::*group, Load load) {
+    template <class Load> void in(std::uint64_t RankBytes::*group, Load load) {
         const HeldSpan span(backend_, to_.held_.*group);
         load();
     }
@@ -49,7 +50,8 @@ private:
             if (from.kind == LayerKind::attention) attention(from, cut.mixer[rank_], to);
             else delta_net(from, cut.mixer[rank_], to);
         });
-        in(plan_.out_replicated ? &RankBytes::replicated : mixer, [&] { to.out = rows_of(from.out, cut.out[rank_]); });
+        in(plan_.out_replicated ? &RankBytes::replicated : mixer,
+           [&] { to.out = rows_of(from.out, cut.out[rank_]); });
         in(&RankBytes::replicated, [&] {
             to.input_norm = norm(*from.input_norm);
             to.post_norm = norm(*from.post_norm);
@@ -93,14 +95,16 @@ private:
         const auto conv = floats_of(*from.conv);
         std::vector<float> own;
         for (const Range& rows : qkv_rows(config_, groups))
-            own.insert(own.end(), conv.begin() + rows.begin * config_.conv_taps, conv.begin() + rows.end * config_.conv_taps);
+            own.insert(own.end(), conv.begin() + rows.begin * config_.conv_taps,
+                       conv.begin() + rows.end * config_.conv_taps);
         to.conv = upload(own, from.conv->name);
         to_.read_.cut += own.size() * size_of(from.conv->dtype);
 
         auto head_values = [&](const TensorView& t, auto map) {
             const auto all = floats_of(t);
             std::vector<float> part;
-            for (auto h = values.begin; h < values.end; ++h) part.push_back(map(all[static_cast<std::size_t>(h)]));
+            for (auto h = values.begin; h < values.end; ++h)
+                part.push_back(map(all[static_cast<std::size_t>(h)]));
             to_.read_.cut += part.size() * size_of(t.dtype);
             return upload(part, t.name);
         };
@@ -110,7 +114,9 @@ private:
         if (!groups.empty()) to.norm = upload(norm, from.norm->name);
     }
 
-    std::unique_ptr<Matrix> rows_of(const StoredMatrix& m, Range rows) { return rows_of(m, std::vector<Range>{rows}); }
+    std::unique_ptr<Matrix> rows_of(const StoredMatrix& m, Range rows) {
+        return rows_of(m, std::vector<Range>{rows});
+    }
 
     std::unique_ptr<Matrix> rows_of(const StoredMatrix& m, const std::vector<Range>& pieces) {
         MatrixSource source{.format = m.format, .groups = 1, .rows = 0, .cols = m.cols, .blocks = {}};
@@ -126,13 +132,18 @@ private:
 
     /// A matrix every rank holds whole (router, shared gate).
     std::unique_ptr<Matrix> whole(const StoredMatrix& m) {
-        MatrixSource source{.format = m.format, .groups = 1, .rows = m.rows, .cols = m.cols, .blocks = {m.block({0, m.rows})}};
+        MatrixSource source{.format = m.format,
+                            .groups = 1,
+                            .rows = m.rows,
+                            .cols = m.cols,
+                            .blocks = {m.block({0, m.rows})}};
         to_.read_.replicated += m.bytes({0, m.rows}) + m.scalar_bytes;
         return keep(source);
     }
 
     /// The same rows of every expert: gate rows then up rows, or rows of down.
-    std::unique_ptr<Matrix> experts_of(const std::vector<Inventory::Expert>& experts, Range rows, bool gate_up) {
+    std::unique_ptr<Matrix> experts_of(const std::vector<Inventory::Expert>& experts, Range rows,
+                                       bool gate_up) {
         const StoredMatrix& first = gate_up ? experts[0].gate : experts[0].down;
         MatrixSource source{.format = first.format,
                             .groups = static_cast<std::int64_t>(experts.size()),
@@ -152,7 +163,8 @@ private:
     std::unique_ptr<Matrix> keep(const MatrixSource& source) {
         auto matrix = backend_.load(source);
         to_.matrix_bytes_ += matrix->bytes;
-        for (const RowBlock& b : source.blocks) checkpoint_.drop_pages(b.codes, static_cast<std::size_t>(b.rows) * b.pitch);
+        for (const RowBlock& b : source.blocks)
+            checkpoint_.drop_pages(b.codes, static_cast<std::size_t>(b.rows) * b.pitch);
         return matrix;
     }
 
@@ -191,8 +203,8 @@ private:
     Weights& to_;
 };
 
-Weights::Weights(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank, Backend& backend,
-                 const Progress& progress) {
+Weights::Weights(const Checkpoint& checkpoint, const Inventory& inventory, const ShardPlan& plan, int rank,
+                 Backend& backend, const Progress& progress) {
     Loader(checkpoint, inventory, plan, rank, backend, progress, *this).load();
 }
 

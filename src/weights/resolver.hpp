@@ -22,22 +22,26 @@ public:
     const TensorView* vector(const std::string& name, std::vector<std::int64_t> shape);
     /// Matrix `base` (without ".weight"), rows x cols, in whatever format its keys say.
     StoredMatrix matrix(const std::string& base, std::int64_t rows, std::int64_t cols);
-    /// Matrix rows [first, first + rows) of slice `index` of the fused 3-D tensor `base` [slices][all_rows][cols].
-    StoredMatrix fused(const std::string& base, std::int64_t slices, std::int64_t all_rows, std::int64_t cols, std::int64_t index,
-                       std::int64_t first, std::int64_t rows);
+    /// Matrix rows [first, first + rows) of slice `index` of the fused 3-D tensor `base`
+    /// [slices][all_rows][cols].
+    StoredMatrix fused(const std::string& base, std::int64_t slices, std::int64_t all_rows, std::int64_t cols,
+                       std::int64_t index, std::int64_t first, std::int64_t rows);
 
     bool used(const std::string& name) const { return used_.count(name) != 0; }
     /// Throws when something was missing or a text tensor of the checkpoint was left over (`unknown`).
     void finish(const std::vector<std::string>& unknown) const;
-    /// The same early, once a message could not be longer: a config that asks for millions of tensors takes no more memory than this.
+    /// The same early, once a message could not be longer: a config that asks for millions of tensors takes
+    /// no more memory than this.
     void give_up() const {
         if (missing_.size() > 1000) finish({});
     }
 
 private:
     float scalar(const TensorView& tensor) const;
-    StoredMatrix four_bit(const std::string& base, const TensorView& codes, std::int64_t rows, std::int64_t cols, bool packed_key);
-    StoredMatrix eight_bit(const std::string& base, const TensorView& codes, std::int64_t rows, std::int64_t cols);
+    StoredMatrix four_bit(const std::string& base, const TensorView& codes, std::int64_t rows,
+                          std::int64_t cols, bool packed_key);
+    StoredMatrix eight_bit(const std::string& base, const TensorView& codes, std::int64_t rows,
+                           std::int64_t cols);
 
     const Checkpoint& checkpoint_;
     std::set<std::string, std::less<>> used_;

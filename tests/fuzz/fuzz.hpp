@@ -1,4 +1,5 @@
-// What every fuzz target needs: files of its own, parts of an input, and properties that end the process when they do not hold.
+// What every fuzz target needs: files of its own, parts of an input, and properties that end the process when
+// they do not hold.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +35,9 @@ inline void require_one_line(const std::string& text) {
     }
 }
 
-/// Runs `f`: true when it took its input, false when it refused it with one of `codes`. Anything else that it throws ends
-/// the process.
-template <class F>
-bool accepted(F&& f, std::initializer_list<Exit> codes = {Exit::bad_input}) {
+/// Runs `f`: true when it took its input, false when it refused it with one of `codes`. Anything else that it
+/// throws ends the process.
+template <class F> bool accepted(F&& f, std::initializer_list<Exit> codes = {Exit::bad_input}) {
     try {
         f();
         return true;
@@ -80,8 +80,9 @@ inline std::vector<std::string_view> lines_of(std::string_view text) {
     return lines;
 }
 
-/// `@N` on a line of its own before a text: N copies of it, up to `limit` bytes. So a short input shows time that grows faster
-/// than the text. As long texts take the time of many short ones, only an N from 99999 on makes one longer than an eighth of it.
+/// `@N` on a line of its own before a text: N copies of it, up to `limit` bytes. So a short input shows time
+/// that grows faster than the text. As long texts take the time of many short ones, only an N from 99999 on
+/// makes one longer than an eighth of it.
 inline std::string repeated(std::string_view text, std::size_t limit) {
     if (text.empty() || text[0] != '@') return std::string(text);
     const auto end = text.find('\n');

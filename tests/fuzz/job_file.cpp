@@ -1,5 +1,5 @@
-// A job file; after a line `---` arguments, one a line. What is accepted must mean the same when it is written out in full on the
-// command line.
+// A job file; after a line `---` arguments, one a line. What is accepted must mean the same when it is
+// written out in full on the command line.
 #include <cstring>
 
 #include "fuzz.hpp"
@@ -38,15 +38,19 @@ std::vector<std::string> written_out(const Options& options) {
 
 void check(const Options& options) {
     if (options.command == Command::help || options.command == Command::version) return;
-    require(options.max_tokens >= 1 && options.batch >= 1 && options.timeout > 0 && options.top_p > 0, "values are in their ranges");
+    require(options.max_tokens >= 1 && options.batch >= 1 && options.timeout > 0 && options.top_p > 0,
+            "values are in their ranges");
     for (const auto& prompt : options.prompts) require(!prompt.empty(), "no prompt is empty");
     for (const auto& file : options.files)
         if (file.compare(0, 1, "-") == 0) return;  // only after `--`, which written_out does not write
     Options again;
-    require(accepted([&] { again = parse(written_out(options)); }, {Exit::usage}), "written out, it is accepted");
-    require(again.digest_text == options.digest_text, "written out, it means the same", options.digest_text + "\n" + again.digest_text);
+    require(accepted([&] { again = parse(written_out(options)); }, {Exit::usage}),
+            "written out, it is accepted");
+    require(again.digest_text == options.digest_text, "written out, it means the same",
+            options.digest_text + "\n" + again.digest_text);
     for (const auto& row : option_table())
-        if (row.name != "job") require(row.get(options) == row.get(again), "written out, every value is the same", row.name);
+        if (row.name != "job")
+            require(row.get(options) == row.get(again), "written out, every value is the same", row.name);
 }
 
 }  // namespace

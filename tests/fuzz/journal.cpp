@@ -1,6 +1,7 @@
-// A journal. An input that begins with the magic line is a whole file. One that begins with '=' gives the fields of records, which
-// are then written as the program writes them, but need not fit each other. Any other holds payloads between lines `---`, each of
-// which gets a head with the right checksums; after '!' the bytes go into the file as they are.
+// A journal. An input that begins with the magic line is a whole file. One that begins with '=' gives the
+// fields of records, which are then written as the program writes them, but need not fit each other. Any
+// other holds payloads between lines `---`, each of which gets a head with the right checksums; after '!' the
+// bytes go into the file as they are.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
@@ -40,7 +41,8 @@ std::vector<std::string> payloads_of(std::string_view file) {
     while (file.size() >= 24) {
         std::uint64_t length = 0;
         std::memcpy(&length, file.data(), 8);
-        if (check_of(payloads.size(), file.substr(0, 8)) != file.substr(8, 8) || length > file.size() - 24) break;
+        if (check_of(payloads.size(), file.substr(0, 8)) != file.substr(8, 8) || length > file.size() - 24)
+            break;
         const auto payload = file.substr(24, length);
         if (check_of(payloads.size(), payload) != file.substr(16, 8)) break;
         payloads.emplace_back(payload);
@@ -49,20 +51,18 @@ std::vector<std::string> payloads_of(std::string_view file) {
     return payloads;
 }
 
-template <class T>
-std::vector<T> numbers(FuzzedDataProvider& in) {
+template <class T> std::vector<T> numbers(FuzzedDataProvider& in) {
     std::vector<T> out(in.ConsumeIntegralInRange<std::size_t>(0, 6));
     for (auto& n : out)
-        if constexpr (std::is_floating_point_v<T>)
-            n = in.ConsumeFloatingPoint<T>();
-        else
-            n = in.ConsumeIntegral<T>();
+        if constexpr (std::is_floating_point_v<T>) n = in.ConsumeFloatingPoint<T>();
+        else n = in.ConsumeIntegral<T>();
     return out;
 }
 
 std::vector<std::pair<std::string, std::string>> pairs(FuzzedDataProvider& in) {
     std::vector<std::pair<std::string, std::string>> out(in.ConsumeIntegralInRange<std::size_t>(0, 3));
-    for (auto& [key, value] : out) key = in.ConsumeRandomLengthString(8), value = in.ConsumeRandomLengthString(16);
+    for (auto& [key, value] : out)
+        key = in.ConsumeRandomLengthString(8), value = in.ConsumeRandomLengthString(16);
     return out;
 }
 
@@ -75,7 +75,8 @@ std::string made_run(FuzzedDataProvider& in) {
     const auto keys = pairs(in);
     for (auto& rank : record.run.ranks) rank = in.ConsumeBool() ? keys : pairs(in);
     record.run.plan_text = in.ConsumeRandomLengthString(16);
-    if (in.ConsumeBool()) record.run.plan_ranges = {{in.ConsumeRandomLengthString(8), numbers<std::int64_t>(in)}};
+    if (in.ConsumeBool())
+        record.run.plan_ranges = {{in.ConsumeRandomLengthString(8), numbers<std::int64_t>(in)}};
     record.run.identity = in.ConsumeRandomLengthString(16);
     return encode(record);
 }
@@ -83,8 +84,10 @@ std::string made_run(FuzzedDataProvider& in) {
 std::string made_request(FuzzedDataProvider& in) {
     RequestRecord r;
     r.index = in.ConsumeIntegralInRange<std::int64_t>(-1, 4);
-    for (auto* text : {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error}) *text = in.ConsumeRandomLengthString(16);
-    r.step_sha256 = std::string(in.ConsumeIntegralInRange<std::size_t>(0, 3) * (in.ConsumeBool() ? 32 : 31), 's');
+    for (auto* text : {&r.id, &r.prompt, &r.text, &r.finish_reason, &r.error})
+        *text = in.ConsumeRandomLengthString(16);
+    r.step_sha256 =
+        std::string(in.ConsumeIntegralInRange<std::size_t>(0, 3) * (in.ConsumeBool() ? 32 : 31), 's');
     if (in.ConsumeBool()) r.logits_sha256 = std::string(64, '0');
     r.prompt_ids = numbers<std::int32_t>(in), r.output_ids = numbers<std::int32_t>(in);
     r.vocabulary = in.ConsumeIntegralInRange<std::int64_t>(-1, 3);
@@ -105,34 +108,36 @@ std::string file_of(std::string_view input) {
     if (!input.empty() && input[0] == '=') {
         FuzzedDataProvider in(reinterpret_cast<const std::uint8_t*>(input.data()) + 1, input.size() - 1);
         add(made_run(in));
-        while (in.remaining_bytes() > 0 && number < 6) add(in.ConsumeIntegralInRange(0, 7) ? made_request(in) : made_run(in));
+        while (in.remaining_bytes() > 0 && number < 6)
+            add(in.ConsumeIntegralInRange(0, 7) ? made_request(in) : made_run(in));
         return file;
     }
     for (const auto part : parts_of(input, 64)) {
-        if (!part.empty() && part[0] == '!')
-            file += part.substr(1);
-        else
-            add(part);
+        if (!part.empty() && part[0] == '!') file += part.substr(1);
+        else add(part);
     }
     return file;
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 void require_same(const RequestRecord& a, const RequestRecord& b) {
     const auto name = std::to_string(a.index);
-    require(a.index == b.index && a.id == b.id && a.prompt == b.prompt && a.text == b.text, "a recovered request has its text", name);
-    require(a.finish_reason == b.finish_reason && a.error == b.error && a.session == b.session, "and how it ended", name);
+    require(a.index == b.index && a.id == b.id && a.prompt == b.prompt && a.text == b.text,
+            "a recovered request has its text", name);
+    require(a.finish_reason == b.finish_reason && a.error == b.error && a.session == b.session,
+            "and how it ended", name);
     require(a.prompt_ids == b.prompt_ids && a.output_ids == b.output_ids, "and its ids", name);
     require(a.step_sha256 == b.step_sha256 && a.logits_sha256 == b.logits_sha256, "and its hashes", name);
-    require(a.vocabulary == b.vocabulary && same_bits(a.logits, b.logits) && same_bits(a.margins, b.margins), "and its logits", name);
+    require(a.vocabulary == b.vocabulary && same_bits(a.logits, b.logits) && same_bits(a.margins, b.margins),
+            "and its logits", name);
     auto names = a.gather_names;  // strings of a list are stored as readable text only
     for (auto& text : names) text = readable_text(text);
-    require(same_bits<double>({a.prefill_seconds}, {b.prefill_seconds}) && same_bits(a.step_seconds, b.step_seconds) &&
-                names == b.gather_names && same_bits(a.gather_seconds, b.gather_seconds),
+    require(same_bits<double>({a.prefill_seconds}, {b.prefill_seconds}) &&
+                same_bits(a.step_seconds, b.step_seconds) && names == b.gather_names &&
+                same_bits(a.gather_seconds, b.gather_seconds),
             "and its times", name);
 }
 
@@ -145,9 +150,11 @@ void check_recovered(const TemporaryDirectory& folder, const StoredRun& journal)
     const auto read = read_results(h5);
     require(!read.complete, "a recovered file says that it is one");
     require(read.run.identity == journal.run.identity, "a recovered run has its identity", read.run.identity);
-    require(read.run.plan_text == readable_text(journal.run.plan_text), "a recovered run has its plan", read.run.plan_text);
+    require(read.run.plan_text == readable_text(journal.run.plan_text), "a recovered run has its plan",
+            read.run.plan_text);
     require(read.requests.size() == journal.requests.size(), "all recovered requests are read");
-    for (std::size_t i = 0; i < read.requests.size(); ++i) require_same(journal.requests[i], read.requests[i]);
+    for (std::size_t i = 0; i < read.requests.size(); ++i)
+        require_same(journal.requests[i], read.requests[i]);
     require(!compare_results(journal, read), "verify finds no difference");
 }
 
@@ -155,7 +162,8 @@ void check_recovered(const TemporaryDirectory& folder, const StoredRun& journal)
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const TemporaryDirectory folder;
-    for (const char* name : {"out.h5", "out.h5.part", "out.h5.journal.damaged"}) std::filesystem::remove(folder / name);
+    for (const char* name : {"out.h5", "out.h5.part", "out.h5.journal.damaged"})
+        std::filesystem::remove(folder / name);
     const auto path = folder / "out.h5.journal";
     const auto file = file_of(text_of(data, size));
     write_file(path, file);
@@ -167,20 +175,25 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (read) {
         for (const auto& payload : payloads) {
             if (kind_of(payload) == RecordKind::run) {
-                require(encode(decode_run(payload)) == payload, "a record of a run is written as it was read");
+                require(encode(decode_run(payload)) == payload,
+                        "a record of a run is written as it was read");
                 continue;
             }
             const auto request = decode_request(payload);
-            require(encode(request, request.session) == payload, "a record of a request is written as it was read");
+            require(encode(request, request.session) == payload,
+                    "a record of a request is written as it was read");
             expected.emplace(request.index, payload);
         }
-        require(stored.requests.size() == expected.size(), "only records with right checksums are read, and all of them");
+        require(stored.requests.size() == expected.size(),
+                "only records with right checksums are read, and all of them");
         for (const auto& request : stored.requests)
-            require(encode(request, request.session) == expected[request.index], "the first record of an index counts");
+            require(encode(request, request.session) == expected[request.index],
+                    "the first record of an index counts");
         require_one_line(stored.note);
         require(stored.torn_tail == !stored.note.empty(), "what was left out is said");
     }
     const bool recovered = accepted([&] { check_recovered(folder, stored); });
-    require(recovered == (read && !expected.empty()), "a journal that can be read and holds a request can be recovered");
+    require(recovered == (read && !expected.empty()),
+            "a journal that can be read and holds a request can be recovered");
     return 0;
 }

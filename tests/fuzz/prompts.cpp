@@ -15,10 +15,8 @@ std::vector<std::string> plain_lines(std::string_view text) {
     if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
     std::vector<std::string> lines(1);
     for (std::size_t i = 0; i < text.size(); ++i) {
-        if (text[i] == '\n')
-            lines.emplace_back();
-        else if (!(text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n'))
-            lines.back() += text[i];
+        if (text[i] == '\n') lines.emplace_back();
+        else if (!(text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n')) lines.back() += text[i];
     }
     while (!lines.empty() && lines.back().empty()) lines.pop_back();
     return lines;
@@ -44,7 +42,8 @@ void check(const std::vector<PromptText>& prompts, std::string_view input, bool 
     require(!json, "lines of text have neither ids nor limits");
     const auto lines = plain_lines(input);
     require(lines.size() == prompts.size(), "a line is a prompt");
-    for (std::size_t i = 0; i < lines.size(); ++i) require(lines[i] == prompts[i].text, "a line is taken literally", lines[i]);
+    for (std::size_t i = 0; i < lines.size(); ++i)
+        require(lines[i] == prompts[i].text, "a line is taken literally", lines[i]);
 }
 
 }  // namespace

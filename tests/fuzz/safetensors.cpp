@@ -1,5 +1,6 @@
-// A safetensors file. An input that begins with '{' is a header: its length is put before it, and after it as many bytes as the
-// offsets in it ask for, so that a changed header still reaches the checks behind that of its length. Any other is a whole file.
+// A safetensors file. An input that begins with '{' is a header: its length is put before it, and after it as
+// many bytes as the offsets in it ask for, so that a changed header still reaches the checks behind that of
+// its length. Any other is a whole file.
 #include <algorithm>
 #include <cctype>
 #include <numeric>
@@ -26,7 +27,9 @@ std::uint64_t wanted_bytes(std::string_view header) {
         ++comma;
         while (comma < header.size() && header[comma] == ' ') ++comma;
         std::uint64_t n = 0;
-        for (; comma < header.size() && std::isdigit(static_cast<unsigned char>(header[comma])) && n <= kMostData; ++comma)
+        for (; comma < header.size() && std::isdigit(static_cast<unsigned char>(header[comma])) &&
+               n <= kMostData;
+             ++comma)
             n = n * 10 + static_cast<std::uint64_t>(header[comma] - '0');
         if (n <= kMostData) most = std::max(most, n);
     }
@@ -37,17 +40,20 @@ std::uint64_t wanted_bytes(std::string_view header) {
 void check_header(const MappedFile& file, const Header& header) {
     std::set<std::string> names;
     auto entries = header.entries;
-    std::sort(entries.begin(), entries.end(),
-              [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
     std::uint64_t at = 0;
     for (const auto& e : entries) {
         require(names.insert(e.name).second, "names are unique", e.name);
         require(e.begin == at && e.begin <= e.end, "tensors follow one another", e.name);
         at = e.end;
-        require(std::all_of(e.shape.begin(), e.shape.end(), [](auto n) { return n >= 0; }), "no dimension is negative", e.name);
+        require(std::all_of(e.shape.begin(), e.shape.end(), [](auto n) { return n >= 0; }),
+                "no dimension is negative", e.name);
         if (!e.dtype) continue;
         unsigned __int128 bytes = static_cast<unsigned>(size_of(*e.dtype));
-        for (const auto n : e.shape) bytes = std::min<unsigned __int128>(bytes * static_cast<unsigned __int128>(n), ~std::uint64_t{0});
+        for (const auto n : e.shape)
+            bytes = std::min<unsigned __int128>(bytes * static_cast<unsigned __int128>(n), ~std::uint64_t{0});
         require(bytes == e.end - e.begin, "type and shape fill the bytes", e.name);
     }
     require(header.data_offset + at == file.size(), "the tensors end where the file ends");
@@ -58,9 +64,13 @@ void check_again(const TemporaryDirectory& folder, const Header& header) {
     std::string text = "{";
     std::uint64_t bytes = 0;
     for (const auto& e : header.entries) {
-        if (e.name.find_first_of("\"\\") != e.name.npos || e.dtype_name.find_first_of("\"\\") != e.name.npos) return;
-        if (std::any_of(e.dtype_name.begin(), e.dtype_name.end(), [](unsigned char c) { return c < 0x20; })) return;
-        text += (bytes++ ? "," : "") + testing::header_entry(e.name, e.dtype ? name_of(*e.dtype) : e.dtype_name, e.shape, e.begin, e.end);
+        if (e.name.find_first_of("\"\\") != e.name.npos || e.dtype_name.find_first_of("\"\\") != e.name.npos)
+            return;
+        if (std::any_of(e.dtype_name.begin(), e.dtype_name.end(), [](unsigned char c) { return c < 0x20; }))
+            return;
+        text +=
+            (bytes++ ? "," : "") + testing::header_entry(e.name, e.dtype ? name_of(*e.dtype) : e.dtype_name,
+                                                         e.shape, e.begin, e.end);
     }
     const auto path = folder / "again.safetensors";
     bytes = 0;
@@ -71,8 +81,8 @@ void check_again(const TemporaryDirectory& folder, const Header& header) {
     require(second.entries.size() == header.entries.size(), "written again, the header has as many tensors");
     for (std::size_t i = 0; i < second.entries.size(); ++i) {
         const auto &a = header.entries[i], &b = second.entries[i];
-        require(a.name == b.name && a.dtype == b.dtype && a.dtype_name == b.dtype_name && a.shape == b.shape && a.begin == b.begin &&
-                    a.end == b.end,
+        require(a.name == b.name && a.dtype == b.dtype && a.dtype_name == b.dtype_name &&
+                    a.shape == b.shape && a.begin == b.begin && a.end == b.end,
                 "written again, the header reads the same", a.name);
     }
     std::filesystem::remove(path);

@@ -29,17 +29,20 @@ inline std::string nfc(std::string_view text) {
 inline std::string bytes_of(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {
     std::string all;
     for (const auto id : ids) {
-        require(tokenizer.has(id) && id < tokenizer.end(), "every id of a text has a token", std::to_string(id));
+        require(tokenizer.has(id) && id < tokenizer.end(), "every id of a text has a token",
+                std::to_string(id));
         all += tokenizer.bytes(id);
     }
     return all;
 }
 
 /// decode() at once equals the bytes shown one by one, and is the text itself where that is UTF-8.
-inline void check_decode(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& bytes) {
+inline void check_decode(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids,
+                         const std::string& bytes) {
     const auto text = tokenizer.decode(ids);
     require(find_invalid_utf8(text) == std::string_view::npos, "a decoded text is UTF-8");
-    if (find_invalid_utf8(bytes) == std::string_view::npos) require(text == bytes, "decoding gives the tokens' own text");
+    if (find_invalid_utf8(bytes) == std::string_view::npos)
+        require(text == bytes, "decoding gives the tokens' own text");
     Utf8Stream stream;
     std::string shown;
     for (const char byte : bytes) shown += stream.push({&byte, 1});
@@ -59,13 +62,15 @@ inline void check_round_trip(const Tokenizer& tokenizer, std::string_view text, 
     const auto parsed = tokenizer.encode(text, Tokenizer::Added::parse);
     const auto parsed_bytes = bytes_of(tokenizer, parsed);
     if (!has_nfc) require(parsed_bytes == text, "with added tokens too, the ids hold the text's bytes");
-    if (has_nfc && small) require(nfc(parsed_bytes) == nfc(text), "with added tokens too, the ids hold the text's normal form");
+    if (has_nfc && small)
+        require(nfc(parsed_bytes) == nfc(text), "with added tokens too, the ids hold the text's normal form");
     check_decode(tokenizer, parsed, parsed_bytes);
 }
 
 using MergeRanks = std::map<std::pair<std::string, std::string>, std::size_t>;
 
-/// Byte pair encoding as it is defined: again and again the pair that comes first in the list, there the leftmost.
+/// Byte pair encoding as it is defined: again and again the pair that comes first in the list, there the
+/// leftmost.
 inline std::vector<std::string> plain_bpe(std::string_view piece, const MergeRanks& ranks) {
     std::vector<std::string> symbols;
     for (const char byte : piece) symbols.emplace_back(1, byte);

@@ -1,4 +1,5 @@
-// A text for the tokenizer of a trained model. With a line `---`: a chat template before it and a user's words after it.
+// A text for the tokenizer of a trained model. With a line `---`: a chat template before it and a user's
+// words after it.
 #include <algorithm>
 #include <array>
 
@@ -35,7 +36,8 @@ void check_chat(const std::vector<std::int32_t>& ids, std::string_view user) {
         starts += t.bytes(id) == "<|im_start|>", ends += t.bytes(id) == "<|im_end|>";
         thinks += t.bytes(id) == "<think>" || t.bytes(id) == "</think>";
     }
-    require(starts == 2 && ends == 1 && thinks <= 2, "a user's words never become control tokens", std::string(user));
+    require(starts == 2 && ends == 1 && thinks <= 2, "a user's words never become control tokens",
+            std::string(user));
     require(t.bytes(ids.front()) == "<|im_start|>", "a prompt begins with a turn");
 }
 
@@ -48,7 +50,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
     std::string fault;
     const auto invalid = find_invalid_utf8(text, &fault);
-    require(values::find_invalid_utf8(text, fault) == invalid, "prompts files and tokenizer call the same byte invalid");
+    require(values::find_invalid_utf8(text, fault) == invalid,
+            "prompts files and tokenizer call the same byte invalid");
     const bool taken = accepted([&] { check_round_trip(tokenizer(), text, true); });
     require(taken == (invalid == std::string_view::npos), "every text that is UTF-8 has ids, and no other");
 

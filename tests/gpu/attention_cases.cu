@@ -19,11 +19,12 @@ struct AttentionCase {
     std::vector<float> q_norm, k_norm, cos, sin;
     int gap;  ///< floats between the rows of out
 
-    AttentionCase(int query_heads, int kv_heads, int first_query, int first_kv, int group, int dim, int rotary, KvType kv,
-                  std::int64_t capacity, int slot_count, int out_gap = 4)
+    AttentionCase(int query_heads, int kv_heads, int first_query, int first_kv, int group, int dim,
+                  int rotary, KvType kv, std::int64_t capacity, int slot_count, int out_gap = 4)
         : slots(slot_count), gap(out_gap) {
         Random random(static_cast<std::uint64_t>(dim) * 3 + static_cast<std::uint64_t>(kv));
-        t.query_heads = query_heads, t.kv_heads = kv_heads, t.first_query_head = first_query, t.first_kv_head = first_kv;
+        t.query_heads = query_heads, t.kv_heads = kv_heads, t.first_query_head = first_query,
+        t.first_kv_head = first_kv;
         t.group = group, t.head_dim = dim, t.rotary_dim = rotary, t.eps = 1e-6f;
         t.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
         t.kv = kv, t.capacity = capacity;
@@ -36,21 +37,24 @@ struct AttentionCase {
     }
     std::string name() const {
         return "attention " + std::to_string(t.query_heads) + "/" + std::to_string(t.kv_heads) + " x " +
-               std::to_string(t.head_dim) + (t.first_query_head ? " from head " + std::to_string(t.first_query_head) : "") +
-               ", " + std::string(name_of(t.kv));
+               std::to_string(t.head_dim) +
+               (t.first_query_head ? " from head " + std::to_string(t.first_query_head) : "") + ", " +
+               std::string(name_of(t.kv));
     }
     /// Earlier positions of each slot hold values, the others NaNs: nothing may be read there.
     std::vector<std::uint8_t> cache(std::uint64_t seed, const std::vector<int>& lengths) const {
         Random random(seed);
         const auto size = static_cast<std::int64_t>(size_of(t.kv));
-        std::vector<std::uint8_t> bytes(static_cast<std::size_t>(slots * t.kv_heads * t.capacity * t.head_dim * size));
+        std::vector<std::uint8_t> bytes(
+            static_cast<std::size_t>(slots * t.kv_heads * t.capacity * t.head_dim * size));
         std::uint8_t* p = bytes.data();
         for (int slot = 0; slot < slots; ++slot)
             for (int h = 0; h < t.kv_heads; ++h)
                 for (std::int64_t i = 0; i < t.capacity; ++i)
                     for (int d = 0; d < t.head_dim; ++d, p += size) {
-                        const float x =
-                            i < lengths[static_cast<std::size_t>(slot)] ? random.unit() * 2.0f : num::float_of(Guarded::kNan);
+                        const float x = i < lengths[static_cast<std::size_t>(slot)]
+                                            ? random.unit() * 2.0f
+                                            : num::float_of(Guarded::kNan);
                         if (t.kv == KvType::fp32) {
                             std::memcpy(p, &x, 4);
                         } else if (t.kv == KvType::bf16) {
@@ -65,7 +69,8 @@ struct AttentionCase {
     std::vector<int> lengths(const std::vector<std::vector<Row>>& steps) const {
         std::vector<int> first(static_cast<std::size_t>(slots), 0);
         for (auto s = steps.rbegin(); s != steps.rend(); ++s)
-            for (auto r = s->rbegin(); r != s->rend(); ++r) first[static_cast<std::size_t>(r->slot)] = r->position;
+            for (auto r = s->rbegin(); r != s->rend(); ++r)
+                first[static_cast<std::size_t>(r->slot)] = r->position;
         return first;
     }
     struct Inputs {
@@ -73,13 +78,13 @@ struct AttentionCase {
     };
     Inputs inputs(std::int64_t rows) const {
         Random random(78);
-        return {random.floats(rows * t.query_heads * 2 * t.head_dim, 3.0f), random.floats(rows * t.kv_heads * t.head_dim),
+        return {random.floats(rows * t.query_heads * 2 * t.head_dim, 3.0f),
+                random.floats(rows * t.kv_heads * t.head_dim),
                 random.floats(rows * t.kv_heads * t.head_dim, 2.0f)};
     }
     std::int64_t stride() const { return std::int64_t{t.query_heads} * t.head_dim + gap; }
 
-    template <class Step>
-    void over(const std::vector<std::vector<Row>>& steps, Step step) const {
+    template <class Step> void over(const std::vector<std::vector<Row>>& steps, Step step) const {
         std::int64_t at = 0;
         for (const auto& rows : steps) {
             step(rows, at, at * t.query_heads * 2 * t.head_dim, at * t.kv_heads * t.head_dim);
@@ -89,8 +94,9 @@ struct AttentionCase {
     AttentionResult on_cpu(const std::vector<std::vector<Row>>& steps) const {
         const std::int64_t n = count_of(steps);
         const Inputs in = inputs(n);
-        AttentionResult r{std::vector<float>(static_cast<std::size_t>(n * stride()), num::float_of(Guarded::kNan)),
-                          cache(5, lengths(steps)), cache(6, lengths(steps))};
+        AttentionResult r{
+            std::vector<float>(static_cast<std::size_t>(n * stride()), num::float_of(Guarded::kNan)),
+            cache(5, lengths(steps)), cache(6, lengths(steps))};
         Attention a = t;
         a.q_norm = q_norm.data(), a.k_norm = k_norm.data(), a.cos = cos.data(), a.sin = sin.data();
         a.keys = r.keys.data(), a.values = r.values.data();
@@ -103,22 +109,25 @@ struct AttentionCase {
     AttentionResult on_gpu(const std::vector<std::vector<Row>>& steps, std::string& trouble) const {
         const std::int64_t n = count_of(steps);
         const Inputs in = inputs(n);
-        const Guarded qg(in.qg), k(in.k), v(in.v), qn(q_norm), kn(k_norm), c(cos), s(sin), keys(cache(5, lengths(steps))),
-            values(cache(6, lengths(steps))), out(static_cast<std::size_t>(n * stride()) * 4);
+        const Guarded qg(in.qg), k(in.k), v(in.v), qn(q_norm), kn(k_norm), c(cos), s(sin),
+            keys(cache(5, lengths(steps))), values(cache(6, lengths(steps))),
+            out(static_cast<std::size_t>(n * stride()) * 4);
         Attention a = t;
         a.q_norm = qn.floats(), a.k_norm = kn.floats(), a.cos = c.floats(), a.sin = s.floats();
         a.keys = keys.data(), a.values = values.data();
         std::size_t most = 0;
         for (const auto& rows : steps) most = std::max(most, rows.size());
-        const Workplace work(steps,
-                             cuda::attention_scratch(static_cast<std::int64_t>(most), t.query_heads, t.head_dim, t.capacity));
+        const Workplace work(steps, cuda::attention_scratch(static_cast<std::int64_t>(most), t.query_heads,
+                                                            t.head_dim, t.capacity));
         const auto* device = reinterpret_cast<const Row*>(work.rows.data());
         over(steps, [&](const std::vector<Row>& rows, std::int64_t at, std::int64_t q, std::int64_t kv) {
             const bool early = work.begin_step();
             const Rows step{rows, device + at};
-            if (work.halves && t.query_heads <= cuda::kMostStepHeads && cuda::one_row_a_slot(step))  // as on cards without clusters
-                return cuda::attention_step(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv, out.floats() + at * stride(),
-                                            stride(), work.get(), early, nullptr, false);
+            if (work.halves && t.query_heads <= cuda::kMostStepHeads &&
+                cuda::one_row_a_slot(step))  // as on cards without clusters
+                return cuda::attention_step(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv,
+                                            out.floats() + at * stride(), stride(), work.get(), early,
+                                            nullptr, false);
             cuda::attention(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv,
                             out.floats() + at * stride(), stride(), work.get(), nullptr, false, early);
         });
@@ -128,11 +137,13 @@ struct AttentionCase {
         if (trouble.empty()) trouble = work.trouble();
         return {out.read<float>(), keys.read<std::uint8_t>(), values.read<std::uint8_t>()};
     }
-    void compare(const std::string& what, const AttentionResult& want, const std::vector<std::vector<Row>>& steps) const {
+    void compare(const std::string& what, const AttentionResult& want,
+                 const std::vector<std::vector<Row>>& steps) const {
         std::string trouble;
         const AttentionResult got = on_gpu(steps, trouble);
-        for (const auto& d : {difference("keys", got.keys, want.keys), difference("values", got.values, want.values),
-                              difference("out", got.out, want.out)})
+        for (const auto& d :
+             {difference("keys", got.keys, want.keys), difference("values", got.values, want.values),
+              difference("out", got.out, want.out)})
             if (!d.empty()) trouble += (trouble.empty() ? "" : "; ") + d;
         report(trouble.empty(), name() + ", " + what, trouble);
     }
@@ -147,10 +158,12 @@ void check_e4m3();
 void check_attention_shortly() {
     check_e4m3();
     for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
-        const AttentionCase cases[] = {{4, 2, 0, 0, 2, 256, 64, kv, 301, 3, 3}, {5, 1, 3, 0, 8, 72, 24, kv, 301, 3}};
+        const AttentionCase cases[] = {{4, 2, 0, 0, 2, 256, 64, kv, 301, 3, 3},
+                                       {5, 1, 3, 0, 8, 72, 24, kv, 301, 3}};
         for (const AttentionCase& c : cases) {
             c.check("9 rows from 250", steps_of(1, 250, 9, 9));
-            c.check("a row of each of 3 slots", Steps{{{0, 2, 0}, {0, 0, 257}, {0, 1, 254}}, {{0, 2, 1}, {0, 0, 258}, {0, 1, 255}}});
+            c.check("a row of each of 3 slots",
+                    Steps{{{0, 2, 0}, {0, 0, 257}, {0, 1, 254}}, {{0, 2, 1}, {0, 0, 258}, {0, 1, 255}}});
             Steps mixed(1);
             append(mixed[0], 0, 254, 4), append(mixed[0], 2, 0, 3), append(mixed[0], 0, 258, 1);
             c.check("8 rows of 2 slots", mixed);
@@ -162,22 +175,26 @@ void check_attention_wholly() {
     check_e4m3();
     for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
         // 300 rows from position 230 cross 256 and 512; the capacity is no multiple of anything.
-        const AttentionCase cases[] = {{16, 2, 0, 0, 8, 256, 64, kv, 701, 3},  {4, 2, 0, 0, 2, 256, 64, kv, 701, 3, 3},
-                                       {4, 2, 0, 0, 2, 16, 4, kv, 701, 3},     {5, 1, 3, 0, 8, 128, 128, kv, 701, 3},
-                                       {7, 2, 5, 0, 8, 64, 16, kv, 701, 3, 1}, {20, 1, 0, 0, 20, 72, 24, kv, 701, 3},
-                                       {3, 3, 2, 2, 1, 32, 32, kv, 701, 3}};
+        const AttentionCase cases[] = {
+            {16, 2, 0, 0, 8, 256, 64, kv, 701, 3},  {4, 2, 0, 0, 2, 256, 64, kv, 701, 3, 3},
+            {4, 2, 0, 0, 2, 16, 4, kv, 701, 3},     {5, 1, 3, 0, 8, 128, 128, kv, 701, 3},
+            {7, 2, 5, 0, 8, 64, 16, kv, 701, 3, 1}, {20, 1, 0, 0, 20, 72, 24, kv, 701, 3},
+            {3, 3, 2, 2, 1, 32, 32, kv, 701, 3}};
         for (const AttentionCase& c : cases) {
-            for (const int n : {1, 2, 7, 33, 300}) c.check(std::to_string(n) + " rows from 230", steps_of(1, 230, n, n));
+            for (const int n : {1, 2, 7, 33, 300})
+                c.check(std::to_string(n) + " rows from 230", steps_of(1, 230, n, n));
             const AttentionResult whole = c.on_cpu(steps_of(2, 230, 300, 300));
             for (const int step : {7, 1})
-                c.compare("300 rows from 230 in steps of " + std::to_string(step), whole, steps_of(2, 230, 300, step));
+                c.compare("300 rows from 230 in steps of " + std::to_string(step), whole,
+                          steps_of(2, 230, 300, step));
             c.check("the first 40 rows", steps_of(0, 0, 40, 40));
             c.check("the first 3 rows one by one", steps_of(0, 0, 3, 1));
             std::vector<std::vector<Row>> decode;
             for (int i = 0; i < 4; ++i) decode.push_back({{0, 2, i}, {0, 0, 510 + i}, {0, 1, 254 + i}});
             c.check("a row of each of 3 slots", decode);
             std::vector<std::vector<Row>> mixed(1);
-            append(mixed[0], 0, 250, 20), append(mixed[0], 2, 0, 13), append(mixed[0], 0, 270, 5), append(mixed[0], 1, 511, 1);
+            append(mixed[0], 0, 250, 20), append(mixed[0], 2, 0, 13), append(mixed[0], 0, 270, 5),
+                append(mixed[0], 1, 511, 1);
             for (int i = 0; i < 4; ++i) append(mixed[0], 1, 512 + i, 1), append(mixed[0], 2, 13 + i, 1);
             c.check("47 rows of 3 slots", mixed);
         }
@@ -189,7 +206,8 @@ void check_attention_wholly() {
     std::vector<std::vector<Row>> decode(1);
     for (int i = 0; i < 9; ++i) decode[0].push_back({0, (i * 5) % 9, 3000 - 327 * i});
     many.check("a row of each of 9 slots to 3000", decode);
-    AttentionCase crowd(16, 1, 0, 0, 16, 8, 4, KvType::fp8, 12001, 120);  // more than fit the scratch together
+    AttentionCase crowd(16, 1, 0, 0, 16, 8, 4, KvType::fp8, 12001,
+                        120);  // more than fit the scratch together
     decode[0].clear();
     for (int i = 0; i < 120; ++i) decode[0].push_back({0, i, i == 60 ? 12000 : i * 5});
     crowd.check("a row of each of 120 slots, one at 12000", decode);
@@ -216,7 +234,8 @@ void check_e4m3() {
         const bool nan = !(want == want);
         if (nan ? got[i] == got[i] : num::bits_of(got[i]) != num::bits_of(want)) ++wrong;
     }
-    report(wrong == 0 && out.intact(), "all 256 codes of an fp8 cache", wrong ? std::to_string(wrong) + " differ" : "");
+    report(wrong == 0 && out.intact(), "all 256 codes of an fp8 cache",
+           wrong ? std::to_string(wrong) + " differ" : "");
 }
 
 }  // namespace

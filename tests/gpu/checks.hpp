@@ -1,4 +1,5 @@
-// What the GPU check programs share: random stored matrices and activations, comparison to the bit, a tally, timing.
+// What the GPU check programs share: random stored matrices and activations, comparison to the bit, a tally,
+// timing.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -48,8 +49,10 @@ inline std::string difference(const std::vector<float>& expected, const std::vec
     }
     if (count == 0) return {};
     char text[160];
-    std::snprintf(text, sizeof text, ": %zu of %zu differ, the first at %zu: expected %.9g (%08x), got %.9g (%08x)", count,
-                  expected.size(), first, expected[first], num::bits_of(expected[first]), got[first], num::bits_of(got[first]));
+    std::snprintf(text, sizeof text,
+                  ": %zu of %zu differ, the first at %zu: expected %.9g (%08x), got %.9g (%08x)", count,
+                  expected.size(), first, expected[first], num::bits_of(expected[first]), got[first],
+                  num::bits_of(got[first]));
     return text;
 }
 
@@ -62,7 +65,8 @@ inline std::uint8_t random_e4m3(Random& r) {
     return (b & 0x7f) == 0x7f ? 0 : b;
 }
 
-/// Rows with all that kernels may meet: ordinary values, large ones, chunks of zeroes, denormals, negative zeroes.
+/// Rows with all that kernels may meet: ordinary values, large ones, chunks of zeroes, denormals, negative
+/// zeroes.
 inline std::vector<float> random_activations(Random& r, std::int64_t rows, std::int64_t cols) {
     std::vector<float> x(static_cast<std::size_t>(rows * cols));
     std::normal_distribution<float> normal;
@@ -116,11 +120,14 @@ private:
         std::byte* codes = hold(b.pitch * static_cast<std::size_t>(rows));
         b.codes = codes;
         for (std::size_t i = 0; i < b.pitch * static_cast<std::size_t>(rows); ++i)
-            codes[i] = static_cast<std::byte>(f == Format::fp8_row || f == Format::fp8_block ? random_e4m3(r) : bits(r, 8));
+            codes[i] = static_cast<std::byte>(f == Format::fp8_row || f == Format::fp8_block ? random_e4m3(r)
+                                                                                             : bits(r, 8));
         if (f == Format::bf16)
             for (std::int64_t row = 0; row < rows; ++row)
-                for (std::int64_t k = 0; k < source.cols; ++k) {  // exponents from far below 1 to a little above, some denormals
-                    auto value = static_cast<std::uint16_t>(bits(r, 8) | ((110 + bits(r, 4)) << 7) | (bits(r, 1) << 15));
+                for (std::int64_t k = 0; k < source.cols;
+                     ++k) {  // exponents from far below 1 to a little above, some denormals
+                    auto value = static_cast<std::uint16_t>(bits(r, 8) | ((110 + bits(r, 4)) << 7) |
+                                                            (bits(r, 1) << 15));
                     if (bits(r, 7) == 0) value &= 0x803f;
                     std::memcpy(codes + static_cast<std::size_t>(row) * b.pitch + 2 * k, &value, 2);
                 }
@@ -139,14 +146,17 @@ private:
             const auto planes = static_cast<std::size_t>((b.first_row + rows + 127) / 128);
             std::byte* s = hold(b.scale_pitch * planes);
             b.scales = s;
-            for (std::size_t i = 0; i < planes * inner; ++i) put_float(s + i * size_of(b.scale_type), scale(r), b.scale_type);
+            for (std::size_t i = 0; i < planes * inner; ++i)
+                put_float(s + i * size_of(b.scale_type), scale(r), b.scale_type);
         }
         b.multiplier = scale(r);
         if (f == Format::fp8_row && bits(r, 1)) {
             b.row_scale_type = bits(r, 1) ? DType::f32 : DType::bf16;
             std::byte* s = hold(size_of(b.row_scale_type) * static_cast<std::size_t>(rows));
             b.row_scales = s;
-            for (std::int64_t i = 0; i < rows; ++i) put_float(s + static_cast<std::size_t>(i) * size_of(b.row_scale_type), scale(r), b.row_scale_type);
+            for (std::int64_t i = 0; i < rows; ++i)
+                put_float(s + static_cast<std::size_t>(i) * size_of(b.row_scale_type), scale(r),
+                          b.row_scale_type);
         }
         source.blocks.push_back(b);
     }
@@ -155,14 +165,12 @@ private:
 };
 
 /// Device memory with the contents of a vector.
-template <class T>
-DeviceArray<T> upload(Backend& b, const std::vector<T>& values) {
+template <class T> DeviceArray<T> upload(Backend& b, const std::vector<T>& values) {
     DeviceArray<T> a(b, static_cast<std::int64_t>(values.size()), "check");
     if (!values.empty()) b.copy_in(a.data(), values.data(), a.bytes());
     return a;
 }
-template <class T>
-std::vector<T> download(Backend& b, const T* data, std::int64_t count) {
+template <class T> std::vector<T> download(Backend& b, const T* data, std::int64_t count) {
     std::vector<T> v(static_cast<std::size_t>(count));
     b.copy_out(v.data(), data, v.size() * sizeof(T));
     return v;

@@ -29,18 +29,17 @@ public:
     static constexpr std::size_t kZone = 4096;
     static constexpr std::uint32_t kNan = 0x7fc0beefu;
 
-    explicit Guarded(std::size_t bytes) : bytes_(bytes), memory_((bytes + 3) / 4 * 4 + 2 * kZone, "a test buffer") {
+    explicit Guarded(std::size_t bytes)
+        : bytes_(bytes), memory_((bytes + 3) / 4 * 4 + 2 * kZone, "a test buffer") {
         const std::vector<std::uint32_t> nans(memory_.bytes() / 4, kNan);
         FTMPI_CUDA(cudaMemcpy(memory_.data(), nans.data(), memory_.bytes(), cudaMemcpyHostToDevice));
     }
-    template <class T>
-    explicit Guarded(const std::vector<T>& v) : Guarded(v.size() * sizeof(T)) {
+    template <class T> explicit Guarded(const std::vector<T>& v) : Guarded(v.size() * sizeof(T)) {
         FTMPI_CUDA(cudaMemcpy(data(), v.data(), bytes_, cudaMemcpyHostToDevice));
     }
     char* data() const { return static_cast<char*>(memory_.data()) + kZone; }
     float* floats() const { return reinterpret_cast<float*>(data()); }
-    template <class T>
-    std::vector<T> read() const {
+    template <class T> std::vector<T> read() const {
         std::vector<T> v(bytes_ / sizeof(T));
         FTMPI_CUDA(cudaMemcpy(v.data(), data(), v.size() * sizeof(T), cudaMemcpyDeviceToHost));
         return v;
@@ -50,7 +49,8 @@ public:
         FTMPI_CUDA(cudaMemcpy(all.data(), memory_.data(), memory_.bytes(), cudaMemcpyDeviceToHost));
         const auto is_nan = [](std::uint32_t u) { return u == kNan; };
         return std::all_of(all.begin(), all.begin() + kZone / 4, is_nan) &&
-               std::all_of(all.begin() + static_cast<std::ptrdiff_t>(kZone / 4 + (bytes_ + 3) / 4), all.end(), is_nan);
+               std::all_of(all.begin() + static_cast<std::ptrdiff_t>(kZone / 4 + (bytes_ + 3) / 4), all.end(),
+                           is_nan);
     }
 
 private:
@@ -69,8 +69,8 @@ std::string difference(const char* what, const std::vector<T>& got, const std::v
         }
     if (count == 0) return {};
     char text[200];
-    std::snprintf(text, sizeof text, "%s: %zu of %zu differ, first [%zu] is %.9g, not %.9g", what, count, got.size(), first,
-                  static_cast<double>(got[first]), static_cast<double>(want[first]));
+    std::snprintf(text, sizeof text, "%s: %zu of %zu differ, first [%zu] is %.9g, not %.9g", what, count,
+                  got.size(), first, static_cast<double>(got[first]), static_cast<double>(want[first]));
     return text;
 }
 

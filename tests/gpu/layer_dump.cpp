@@ -1,7 +1,7 @@
 // Writes the states of every layer for one prompt, to be compared with another implementation:
 //   layer_dump MODEL OUT [cpu|cuda [TOKENS [exact|fast [fp32|bf16|fp8]]]]
-// The last two are the numerics and the type of the cache. OUT.f32 holds fp32 matrices, OUT.txt one line for each: name, layer (-1
-// outside), rows, width, first float.
+// The last two are the numerics and the type of the cache. OUT.f32 holds fp32 matrices, OUT.txt one line for
+// each: name, layer (-1 outside), rows, width, first float.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -23,7 +23,8 @@ namespace {
 using namespace ftmpi;
 
 std::unique_ptr<Backend> backend_named(const std::string& name) {
-    if (name == "cpu") return make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+    if (name == "cpu")
+        return make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
 #ifdef FTMPI_HAVE_CUDA
     if (name == "cuda") return make_cuda_backend({});
 #endif
@@ -32,12 +33,15 @@ std::unique_ptr<Backend> backend_named(const std::string& name) {
 
 class Dump {
 public:
-    explicit Dump(const std::string& path) : values_(path + ".f32", std::ios::binary), index_(path + ".txt") {}
+    explicit Dump(const std::string& path)
+        : values_(path + ".f32", std::ios::binary), index_(path + ".txt") {}
 
-    void add(Backend& backend, std::string_view name, int layer, const float* device, std::int64_t rows, std::int64_t width) {
+    void add(Backend& backend, std::string_view name, int layer, const float* device, std::int64_t rows,
+             std::int64_t width) {
         host_.resize(static_cast<std::size_t>(rows * width));
         backend.copy_out(host_.data(), device, host_.size() * sizeof(float));
-        values_.write(reinterpret_cast<const char*>(host_.data()), static_cast<std::streamsize>(host_.size() * sizeof(float)));
+        values_.write(reinterpret_cast<const char*>(host_.data()),
+                      static_cast<std::streamsize>(host_.size() * sizeof(float)));
         index_ << name << ' ' << layer << ' ' << rows << ' ' << width << ' ' << floats_ << '\n';
         floats_ += rows * width;
     }
@@ -61,12 +65,13 @@ KvType kv_named(const std::string& name) {
 }
 
 bool is_fast(const std::string& numerics) {
-    if (numerics != "exact" && numerics != "fast") throw Error(Exit::usage, "numerics are exact or fast, not " + numerics);
+    if (numerics != "exact" && numerics != "fast")
+        throw Error(Exit::usage, "numerics are exact or fast, not " + numerics);
     return numerics == "fast";
 }
 
-void run(const std::filesystem::path& directory, const std::string& out, const std::string& backend_name, std::int64_t tokens, bool fast,
-         KvType kv) {
+void run(const std::filesystem::path& directory, const std::string& out, const std::string& backend_name,
+         std::int64_t tokens, bool fast, KvType kv) {
     const auto checkpoint = Checkpoint::open(directory);
     const ModelConfig config = load_config(directory);
     const auto tokenizer = Tokenizer::load(directory);
@@ -87,31 +92,32 @@ void run(const std::filesystem::path& directory, const std::string& out, const s
     std::ofstream ids(out + ".ids");
     std::vector<Row> rows;
     for (std::int64_t i = 0; i < tokens; ++i) {
-        const auto id = static_cast<std::int32_t>((i * 7919 + 257) % std::min<std::int64_t>(tokenizer.end(), config.vocab));
+        const auto id = static_cast<std::int32_t>((i * 7919 + 257) %
+                                                  std::min<std::int64_t>(tokenizer.end(), config.vocab));
         rows.push_back({id, 0, static_cast<std::int32_t>(i)});
         ids << id << '\n';
     }
-    model.observe([&](std::string_view name, int layer, const float* values, std::int64_t n, std::int64_t width) {
-        dump.add(*backend, name, layer, values, n, width);
-    });
+    model.observe([&](std::string_view name, int layer, const float* values, std::int64_t n,
+                      std::int64_t width) { dump.add(*backend, name, layer, values, n, width); });
     const float* logits = model.forward(rows, {tokens - 1, tokens});
     dump.add(*backend, "logits", -1, logits, 1, config.vocab);
     ids.close();
-    std::printf("%lld tokens through %zu layers on %s: %lld values\n", static_cast<long long>(tokens), config.layers.size(),
-                backend->info().name.c_str(), static_cast<long long>(dump.close()));
+    std::printf("%lld tokens through %zu layers on %s: %lld values\n", static_cast<long long>(tokens),
+                config.layers.size(), backend->info().name.c_str(), static_cast<long long>(dump.close()));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc < 3 || argc > 7) {
-        std::fprintf(stderr, "usage: layer_dump MODEL OUT [cpu|cuda [TOKENS [exact|fast [fp32|bf16|fp8]]]]\n");
+        std::fprintf(stderr,
+                     "usage: layer_dump MODEL OUT [cpu|cuda [TOKENS [exact|fast [fp32|bf16|fp8]]]]\n");
         return 2;
     }
     try {
         // By default keys and values are not rounded, as by the other implementation.
-        run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", argc > 4 ? std::stoll(argv[4]) : 48, is_fast(argc > 5 ? argv[5] : "exact"),
-            kv_named(argc > 6 ? argv[6] : "fp32"));
+        run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", argc > 4 ? std::stoll(argv[4]) : 48,
+            is_fast(argc > 5 ? argv[5] : "exact"), kv_named(argc > 6 ? argv[6] : "fp32"));
         return 0;
     } catch (const Error& e) {
         std::fprintf(stderr, "layer_dump: %s\n", e.what());

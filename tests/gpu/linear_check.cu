@@ -1,5 +1,5 @@
-// Matrices, experts and steps of the CUDA backend against the CPU backend, to the bit, then their times at the sizes of a 35B
-// model. --quick: small shapes and no times; FTMPI_CHECK_SHORT=1: fewer still.
+// Matrices, experts and steps of the CUDA backend against the CPU backend, to the bit, then their times at
+// the sizes of a 35B model. --quick: small shapes and no times; FTMPI_CHECK_SHORT=1: fewer still.
 #include <cmath>
 #include <thread>
 
@@ -13,7 +13,8 @@ namespace {
 using namespace ftmpi;
 using namespace ftmpi::check;
 
-constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4};
+constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4,
+                               Format::mxfp4};
 
 struct Pair {
     Backend& cpu;
@@ -30,7 +31,8 @@ std::string text(std::initializer_list<std::int64_t> numbers) {
 }
 
 /// Several matrices in one call, results side by side with gaps.
-void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t rows, std::int64_t cols, std::int64_t inputs) {
+void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t rows, std::int64_t cols,
+                   std::int64_t inputs) {
     std::vector<std::unique_ptr<Matrix>> on_cpu, on_gpu;
     for (const Format f : formats) {
         const Stored stored(p.random, f, 1, rows, cols);
@@ -41,20 +43,25 @@ void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t row
     if (inputs > 3 && bits(p.random, 1)) x[static_cast<std::size_t>(2 * cols + cols / 2)] = INFINITY;
     const auto n = static_cast<std::int64_t>(formats.size()), stride = n * rows + 3;
     const std::vector<float> filled(static_cast<std::size_t>(stride * inputs), 77.0f);
-    const auto stream = random_activations(p.random, inputs, cols), part = random_activations(p.random, inputs, cols),
+    const auto stream = random_activations(p.random, inputs, cols),
+               part = random_activations(p.random, inputs, cols),
                norm_weight = random_activations(p.random, 1, cols);
     std::vector<float> results[2];
     for (int side = 0; side < 2; ++side) {
         Backend& b = side ? p.gpu : p.cpu;
-        auto in = upload(b, x), out = upload(b, filled), from = upload(b, stream), plus = upload(b, part), weight = upload(b, norm_weight);
+        auto in = upload(b, x), out = upload(b, filled), from = upload(b, stream), plus = upload(b, part),
+             weight = upload(b, norm_weight);
         DeviceArray<float> sum(b, inputs * cols, "check"), normed(b, inputs * cols, "check");
         std::vector<Projection> to;
         for (std::size_t i = 0; i < formats.size(); ++i)
-            to.push_back({(side ? on_gpu : on_cpu)[i].get(), out.data() + static_cast<std::int64_t>(i) * rows, stride});
+            to.push_back({(side ? on_gpu : on_cpu)[i].get(), out.data() + static_cast<std::int64_t>(i) * rows,
+                          stride});
         b.project(to, in.data(), inputs);
         results[side] = download(b, out.data(), stride * inputs);
         for (int first = 0; first < 2; ++first) {  // the norm of a stream, and of its sum with another
-            b.norm_project({from.data(), first ? nullptr : plus.data(), sum.data(), weight.data(), 1e-6f, cols, normed.data()}, to, inputs);
+            b.norm_project({from.data(), first ? nullptr : plus.data(), sum.data(), weight.data(), 1e-6f,
+                            cols, normed.data()},
+                           to, inputs);
             for (const auto* a : {&out, &sum, &normed}) {
                 const auto v = download(b, a->data(), a->size());
                 results[side].insert(results[side].end(), v.begin(), v.end());
@@ -64,7 +71,8 @@ void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t row
     std::string names;
     for (const Format f : formats) names += std::string(name_of(f)) + " ";
     const auto d = difference(results[0], results[1]);
-    p.tally.add(d.empty(), "project " + names + text({rows, cols}) + ", " + std::to_string(inputs) + " inputs" + d);
+    p.tally.add(d.empty(),
+                "project " + names + text({rows, cols}) + ", " + std::to_string(inputs) + " inputs" + d);
 }
 
 struct MoeShape {
@@ -74,10 +82,14 @@ struct MoeShape {
 };
 
 void check_experts(Pair& p, const MoeShape& s) {
-    const Stored up(p.random, s.routed, s.experts, 2 * s.own, s.hidden), down(p.random, s.routed, s.experts, s.own_down, s.width);
-    const Stored shared_up(p.random, s.shared, 1, 2 * s.own_shared, s.hidden), shared_down(p.random, s.shared, 1, s.own_down, s.shared_width);
-    const auto x = random_activations(p.random, s.rows, s.hidden), gates = random_activations(p.random, s.rows, 1);
-    const auto whole_act = random_activations(p.random, s.rows * s.top_k, s.width), whole_shared = random_activations(p.random, s.rows, s.shared_width);
+    const Stored up(p.random, s.routed, s.experts, 2 * s.own, s.hidden),
+        down(p.random, s.routed, s.experts, s.own_down, s.width);
+    const Stored shared_up(p.random, s.shared, 1, 2 * s.own_shared, s.hidden),
+        shared_down(p.random, s.shared, 1, s.own_down, s.shared_width);
+    const auto x = random_activations(p.random, s.rows, s.hidden),
+               gates = random_activations(p.random, s.rows, 1);
+    const auto whole_act = random_activations(p.random, s.rows * s.top_k, s.width),
+               whole_shared = random_activations(p.random, s.rows, s.shared_width);
     std::vector<float> logits(static_cast<std::size_t>(s.rows * s.experts));
     for (float& l : logits) l = static_cast<float>(static_cast<int>(bits(p.random, 7))) / 16.0f;  // with ties
     for (std::int64_t e = 0; s.rows > 4 && e < s.experts; ++e) {
@@ -89,23 +101,29 @@ void check_experts(Pair& p, const MoeShape& s) {
     std::vector<std::int32_t> ids[2];
     for (int side = 0; side < 2; ++side) {
         Backend& b = side ? p.gpu : p.cpu;
-        const auto m_up = b.load(up.source), m_down = b.load(down.source), m_shared_up = b.load(shared_up.source), m_shared_down = b.load(shared_down.source);
-        auto in = upload(b, x), gate = upload(b, gates), act = upload(b, whole_act), shared_act = upload(b, whole_shared), l = upload(b, logits);
+        const auto m_up = b.load(up.source), m_down = b.load(down.source),
+                   m_shared_up = b.load(shared_up.source), m_shared_down = b.load(shared_down.source);
+        auto in = upload(b, x), gate = upload(b, gates), act = upload(b, whole_act),
+             shared_act = upload(b, whole_shared), l = upload(b, logits);
         DeviceArray<std::int32_t> experts(b, s.rows * s.top_k, "check");
         DeviceArray<float> weights(b, s.rows * s.top_k, "check");
         const Routes routes{experts.data(), weights.data(), s.top_k};
         b.route(l.data(), s.rows, static_cast<int>(s.experts), routes);
         // This rank's columns of act, then the whole act as other ranks would have gathered it.
-        DeviceArray<float> own_act(b, s.rows * s.top_k * s.width, "check"), own_shared_act(b, s.rows * s.shared_width, "check"), out(b, s.rows * (s.own_down + 5), "check");
-        b.experts_up(*m_up, *m_shared_up, routes, in.data(), s.rows, own_act.data(), s.width, own_shared_act.data(), s.shared_width);
-        b.experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), s.rows, out.data(), s.own_down + 5);
+        DeviceArray<float> own_act(b, s.rows * s.top_k * s.width, "check"),
+            own_shared_act(b, s.rows * s.shared_width, "check"), out(b, s.rows * (s.own_down + 5), "check");
+        b.experts_up(*m_up, *m_shared_up, routes, in.data(), s.rows, own_act.data(), s.width,
+                     own_shared_act.data(), s.shared_width);
+        b.experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), s.rows,
+                       out.data(), s.own_down + 5);
         ids[side] = download(b, experts.data(), experts.size());
         {
             DeviceArray<std::int32_t> chosen(b, experts.size(), "check");
-            DeviceArray<float> fused_weights(b, weights.size(), "check"), fused_act(b, own_act.size(), "check"),
-                fused_shared(b, own_shared_act.size(), "check");
-            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, *m_shared_up, {chosen.data(), fused_weights.data(), s.top_k},
-                       in.data(), s.rows, fused_act.data(), s.width, fused_shared.data(), s.shared_width);
+            DeviceArray<float> fused_weights(b, weights.size(), "check"),
+                fused_act(b, own_act.size(), "check"), fused_shared(b, own_shared_act.size(), "check");
+            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, *m_shared_up,
+                       {chosen.data(), fused_weights.data(), s.top_k}, in.data(), s.rows, fused_act.data(),
+                       s.width, fused_shared.data(), s.shared_width);
             const auto more = download(b, chosen.data(), chosen.size());
             ids[side].insert(ids[side].end(), more.begin(), more.end());
             for (const auto* a : {&fused_weights, &fused_act, &fused_shared}) {
@@ -118,25 +136,30 @@ void check_experts(Pair& p, const MoeShape& s) {
             results[side].insert(results[side].end(), v.begin(), v.end());
         }
     }
-    const std::string what = std::string(name_of(s.routed)) + " + " + std::string(name_of(s.shared)) + ", " + std::to_string(s.top_k) + " of " +
-                             text({s.experts, s.own, s.hidden}) + ", shared " + text({s.own_shared}) + ", down " +
-                             text({s.own_down, s.width, s.shared_width}) + ", " + std::to_string(s.rows) + " rows";
+    const std::string what = std::string(name_of(s.routed)) + " + " + std::string(name_of(s.shared)) + ", " +
+                             std::to_string(s.top_k) + " of " + text({s.experts, s.own, s.hidden}) +
+                             ", shared " + text({s.own_shared}) + ", down " +
+                             text({s.own_down, s.width, s.shared_width}) + ", " + std::to_string(s.rows) +
+                             " rows";
     p.tally.add(ids[0] == ids[1], "route " + what);
     const auto d = difference(results[0], results[1]);
     p.tally.add(d.empty(), "experts " + what + d);
 }
 
 void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
-    const auto x = random_activations(p.random, rows, width), w = random_activations(p.random, 1, width), y = random_activations(p.random, rows, width);
+    const auto x = random_activations(p.random, rows, width), w = random_activations(p.random, 1, width),
+               y = random_activations(p.random, rows, width);
     const Stored table(p.random, Format::bf16, 1, 67, width);
     std::vector<Row> host;
-    for (std::int64_t t = 0; t < rows; ++t) host.push_back({static_cast<std::int32_t>(bits(p.random, 6)), 0, static_cast<std::int32_t>(t)});
+    for (std::int64_t t = 0; t < rows; ++t)
+        host.push_back({static_cast<std::int32_t>(bits(p.random, 6)), 0, static_cast<std::int32_t>(t)});
     std::vector<std::uint8_t> mask(static_cast<std::size_t>(width));
     for (auto& m : mask) m = bits(p.random, 2) == 0;
     auto logits = x;
     if (rows > 2 && width > 3) {
         logits[static_cast<std::size_t>(width + 3)] = INFINITY;
-        for (std::int64_t i = 0; i < width; ++i) logits[static_cast<std::size_t>(2 * width + i)] = i % 2 ? 1.5f : i % 3 ? -0.0f : 0.0f;
+        for (std::int64_t i = 0; i < width; ++i)
+            logits[static_cast<std::size_t>(2 * width + i)] = i % 2 ? 1.5f : i % 3 ? -0.0f : 0.0f;
     }
     std::vector<float> results[2];
     std::vector<std::int32_t> tokens[2];
@@ -170,8 +193,8 @@ void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
     p.tally.add(tokens[0] == tokens[1], "argmax " + text({rows, width}));
 }
 
-/// Rows whose tokens are on the device alone, some of them no ids; their embedding; and a copy of tokens that the host awaits
-/// while the next rows are already asked for.
+/// Rows whose tokens are on the device alone, some of them no ids; their embedding; and a copy of tokens that
+/// the host awaits while the next rows are already asked for.
 void check_device_tokens(Pair& p, std::int64_t rows) {
     constexpr std::int64_t kIds = 67, kWidth = 96, kSteps = 8;
     const Stored table(p.random, Format::bf16, 1, kIds, kWidth);
@@ -180,7 +203,9 @@ void check_device_tokens(Pair& p, std::int64_t rows) {
     for (std::int64_t s = 0; s < kSteps; ++s)
         for (std::int64_t t = 0; t < rows; ++t) {
             tokens[static_cast<std::size_t>(s)].push_back(static_cast<std::int32_t>(bits(p.random, 7)) - 30);
-            host[static_cast<std::size_t>(s)].push_back({static_cast<std::int32_t>(rows - 1 - t), static_cast<std::int32_t>(t), static_cast<std::int32_t>(s)});
+            host[static_cast<std::size_t>(s)].push_back({static_cast<std::int32_t>(rows - 1 - t),
+                                                         static_cast<std::int32_t>(t),
+                                                         static_cast<std::int32_t>(s)});
         }
     std::vector<float> results[2];
     std::vector<std::int32_t> placed[2];
@@ -200,7 +225,8 @@ void check_device_tokens(Pair& p, std::int64_t rows) {
             b.place_rows(to.data(), host[static_cast<std::size_t>(s)], chosen.data(), kIds);
             b.embed(*on_device, {host[static_cast<std::size_t>(s)], to.data(), true}, x.data());
             seen.emplace_back(b, 3 * rows, "check");
-            tickets.push_back(b.copy_behind(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
+            tickets.push_back(
+                b.copy_behind(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
             if (s > 0) {
                 b.await_copy(tickets[static_cast<std::size_t>(s - 1)]);
                 const auto row = seen[static_cast<std::size_t>(s - 1)].span();
@@ -227,37 +253,41 @@ void check_refusals(Pair& p) {
             RowBlock& b = stored.source.blocks.back();
             const std::size_t row = static_cast<std::size_t>(b.rows) - 2;
             if (!in_scales) {
-                auto* code = const_cast<std::byte*>(b.codes) + row * b.pitch + (f == Format::bf16 ? 2 * 77 : 77);
+                auto* code =
+                    const_cast<std::byte*>(b.codes) + row * b.pitch + (f == Format::bf16 ? 2 * 77 : 77);
                 const std::uint16_t nan = 0x7fc0;
-                if (f == Format::bf16)
-                    std::memcpy(code, &nan, 2);
-                else
-                    *code = std::byte{0xff};
+                if (f == Format::bf16) std::memcpy(code, &nan, 2);
+                else *code = std::byte{0xff};
             } else if (f == Format::fp8_block) {
-                const std::size_t plane = static_cast<std::size_t>(b.first_row + static_cast<std::int64_t>(row)) / 128;
-                auto* scale = const_cast<std::byte*>(b.scales) + plane * b.scale_pitch + size_of(b.scale_type);
+                const std::size_t plane =
+                    static_cast<std::size_t>(b.first_row + static_cast<std::int64_t>(row)) / 128;
+                auto* scale =
+                    const_cast<std::byte*>(b.scales) + plane * b.scale_pitch + size_of(b.scale_type);
                 const float bad = -1.0f;
                 const std::uint16_t half = num::to_bf16(bad);
-                std::memcpy(scale, b.scale_type == DType::f32 ? static_cast<const void*>(&bad) : &half, size_of(b.scale_type));
+                std::memcpy(scale, b.scale_type == DType::f32 ? static_cast<const void*>(&bad) : &half,
+                            size_of(b.scale_type));
             } else {
-                const_cast<std::byte*>(b.scales)[row * b.scale_pitch + 1] = f == Format::mxfp4 ? std::byte{0xff} : std::byte{0x85};
+                const_cast<std::byte*>(b.scales)[row * b.scale_pitch + 1] =
+                    f == Format::mxfp4 ? std::byte{0xff} : std::byte{0x85};
             }
             std::string said[2];
             for (int side = 0; side < 2; ++side) {
                 try {
                     (side ? p.gpu : p.cpu).load(stored.source);
-                } catch (const Error& e) {
-                    said[side] = e.what();
-                }
+                } catch (const Error& e) { said[side] = e.what(); }
             }
-            p.tally.add(!said[0].empty() && said[0] == said[1], std::string("refusal ") + std::string(name_of(f)) + ": \"" + said[0] + "\" and \"" + said[1] + "\"");
+            p.tally.add(!said[0].empty() && said[0] == said[1], std::string("refusal ") +
+                                                                    std::string(name_of(f)) + ": \"" +
+                                                                    said[0] + "\" and \"" + said[1] + "\"");
         }
 }
 
 /// What the kernels cannot run is refused from its limits, and what lies just within is not.
 void check_limits(Pair& p) {
     StepLimits fits;
-    fits.rows = 65536, fits.slots = 1, fits.context = 1024, fits.max_cols = 16384, fits.hidden = 16384, fits.vocab = 1000;
+    fits.rows = 65536, fits.slots = 1, fits.context = 1024, fits.max_cols = 16384, fits.hidden = 16384,
+    fits.vocab = 1000;
     fits.experts = 6144, fits.top_k = 8, fits.expert_width = fits.shared_width = 16384;
     fits.key_heads = 4096, fits.value_heads = 8192, fits.key_dim = 256, fits.value_dim = 4, fits.taps = 8;
     fits.query_heads = 64, fits.kv_heads = 32, fits.head_dim = 256;
@@ -275,8 +305,11 @@ void check_limits(Pair& p) {
         p.tally.add(got == code, std::string("limits: ") + what + ": \"" + said + "\"");
     };
     refused("what fits", Exit::ok, [](StepLimits&) {});
-    refused("no heads here", Exit::ok, [](StepLimits& l) { l.query_heads = l.kv_heads = l.head_dim = l.key_heads = l.value_heads = l.taps = 0; });
-    for (const int dim : {0, 4, 12, 264}) refused("attention heads", Exit::bad_input, [&](StepLimits& l) { l.head_dim = dim; });
+    refused("no heads here", Exit::ok, [](StepLimits& l) {
+        l.query_heads = l.kv_heads = l.head_dim = l.key_heads = l.value_heads = l.taps = 0;
+    });
+    for (const int dim : {0, 4, 12, 264})
+        refused("attention heads", Exit::bad_input, [&](StepLimits& l) { l.head_dim = dim; });
     refused("key/value heads", Exit::bad_input, [](StepLimits& l) { l.kv_heads = 1024; });
     for (const int dim : {0, 2, 6, 260}) {
         refused("keys of the delta net", Exit::bad_input, [&](StepLimits& l) { l.key_dim = dim; });
@@ -293,16 +326,24 @@ void check_limits(Pair& p) {
 
 void check_all(Pair& p) {
     using Sizes = std::vector<std::int64_t>;
-    const auto sizes = [&](Sizes few, Sizes quick, Sizes all) { return short_form() ? few : p.quick ? quick : all; };
-    const Sizes cols = sizes({48, 1056}, {16, 64, 528, 1056}, {16, 32, 48, 64, 256, 512, 520, 528, 1040, 2048, 4096});
+    const auto sizes = [&](Sizes few, Sizes quick, Sizes all) {
+        return short_form() ? few : p.quick ? quick : all;
+    };
+    const Sizes cols =
+        sizes({48, 1056}, {16, 64, 528, 1056}, {16, 32, 48, 64, 256, 512, 520, 528, 1040, 2048, 4096});
     const Sizes rows = sizes({40}, {1, 40}, {1, 16, 40, 512});
     const Sizes inputs = sizes({1, 3, 17}, {1, 3, 17, 70}, {1, 2, 5, 8, 9, 64, 257});
     for (const Format f : kFormats)
         for (const auto k : cols)
             for (const auto r : rows)
                 for (const auto n : inputs)
-                    if (r < 100 || n == 1 || n % 8) check_project(p, {f}, r, k, n);  // large ones take the CPU its time
-    for (const auto n : inputs) check_project(p, {Format::fp8_row, Format::nvfp4, Format::bf16, Format::mxfp4, Format::fp8_block, Format::fp8_row}, 40, 256, n);
+                    if (r < 100 || n == 1 || n % 8)
+                        check_project(p, {f}, r, k, n);  // large ones take the CPU its time
+    for (const auto n : inputs)
+        check_project(
+            p,
+            {Format::fp8_row, Format::nvfp4, Format::bf16, Format::mxfp4, Format::fp8_block, Format::fp8_row},
+            40, 256, n);
     check_project(p, std::vector<Format>(11, Format::bf16), 17, 64, 3);
     if (!p.quick)
         for (const Format f : kFormats)
@@ -324,12 +365,15 @@ void check_all(Pair& p) {
         check_experts(p, {Format::bf16, Format::fp8_block, 5, 512, 32, 64, 0, 16, 33, r, 5});
         check_experts(p, {Format::mxfp4, Format::fp8_row, 5, 544, 576, 64, 32, 0, 40, r, 1});
         if (r < 16)  // whole sets of columns up, one segment down
-            for (const Format f : kFormats) check_experts(p, {f, f, 40, 2048, 512, 512, 8, 12, 72, r, r == 1 ? 8 : 7});
+            for (const Format f : kFormats)
+                check_experts(p, {f, f, 40, 2048, 512, 512, 8, 12, 72, r, r == 1 ? 8 : 7});
         if (r < 16) check_experts(p, {Format::nvfp4, Format::nvfp4, 8, 2048, 512, 512, 200, 8, 16, r, 8});
-        if (!p.quick && r < 100) check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
+        if (!p.quick && r < 100)
+            check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
     }
     for (const auto r : sizes({3}, {1, 3, 70}, {1, 3, 70}))
-        for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000})) check_steps(p, r, w);
+        for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000}))
+            check_steps(p, r, w);
     for (const auto r : sizes({5}, {1, 300}, {1, 5, 128, 129, 300})) check_device_tokens(p, r);
     check_refusals(p);
     check_limits(p);
@@ -345,7 +389,8 @@ int main(int argc, char** argv) {
         const auto cpu = make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
         const auto gpu = make_cuda_backend({});
         const auto info = gpu->info();
-        std::printf("%s, %s, capability %s, driver %s\n", info.name.c_str(), info.uuid.c_str(), info.capability.c_str(), info.driver.c_str());
+        std::printf("%s, %s, capability %s, driver %s\n", info.name.c_str(), info.uuid.c_str(),
+                    info.capability.c_str(), info.driver.c_str());
         Pair pair{*cpu, *gpu, tally};
         pair.quick = short_form() || (argc > 1 && std::string(argv[1]) == "--quick");
         check_all(pair);

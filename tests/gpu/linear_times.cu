@@ -1,4 +1,5 @@
-// Times of the matrix kernels at the sizes of a 35B model with 3B active: hidden 2048, 256 experts of width 512, 8 chosen.
+// Times of the matrix kernels at the sizes of a 35B model with 3B active: hidden 2048, 256 experts of width
+// 512, 8 chosen.
 #include "../../cuda/backend.hpp"
 #include "checks.hpp"
 
@@ -6,13 +7,17 @@ namespace ftmpi::check {
 namespace {
 
 /// A matrix of random bytes that are valid codes; one stored tensor shared by all rows.
-std::unique_ptr<Matrix> random_matrix(Backend& b, Random& r, Format f, std::int64_t groups, std::int64_t rows, std::int64_t cols) {
+std::unique_ptr<Matrix> random_matrix(Backend& b, Random& r, Format f, std::int64_t groups, std::int64_t rows,
+                                      std::int64_t cols) {
     static std::vector<std::byte> codes, scales;
     const std::size_t need = code_bytes(f, cols) * static_cast<std::size_t>(rows);
-    while (codes.size() < need) codes.push_back(static_cast<std::byte>(random_e4m3(r) & 0xbf));  // also a finite bf16
-    while (scales.size() < static_cast<std::size_t>(rows * scales_per_row(f, cols))) scales.push_back(static_cast<std::byte>(bits(r, 5) + 32));
+    while (codes.size() < need)
+        codes.push_back(static_cast<std::byte>(random_e4m3(r) & 0xbf));  // also a finite bf16
+    while (scales.size() < static_cast<std::size_t>(rows * scales_per_row(f, cols)))
+        scales.push_back(static_cast<std::byte>(bits(r, 5) + 32));
     MatrixSource s{.format = f, .groups = groups, .rows = rows, .cols = cols, .blocks = {}};
-    const std::vector<float> plane(static_cast<std::size_t>((rows + 127) / 128 * ((cols + 127) / 128)), 0.01f);
+    const std::vector<float> plane(static_cast<std::size_t>((rows + 127) / 128 * ((cols + 127) / 128)),
+                                   0.01f);
     RowBlock block;
     block.rows = rows;
     block.codes = codes.data();
@@ -31,23 +36,28 @@ struct Sizes {
     double rate;  ///< bytes a second of a pure read
     Random random{11};
 
-    DeviceArray<float> values(std::int64_t rows, std::int64_t cols) { return upload(gpu, random_activations(random, rows, cols)); }
+    DeviceArray<float> values(std::int64_t rows, std::int64_t cols) {
+        return upload(gpu, random_activations(random, rows, cols));
+    }
 
     void print(const std::string& what, double us, double bytes, double macs) const {
-        std::printf("%-44s %9.2f us  %6.0f GB/s  %5.1f%% of read  %6.2f TFMA/s\n", what.c_str(), us, bytes / us / 1e3,
-                    100 * bytes / us * 1e6 / rate, macs / us / 1e6);
+        std::printf("%-44s %9.2f us  %6.0f GB/s  %5.1f%% of read  %6.2f TFMA/s\n", what.c_str(), us,
+                    bytes / us / 1e3, 100 * bytes / us * 1e6 / rate, macs / us / 1e6);
         std::fflush(stdout);
     }
 
-    void project(const std::string& name, std::vector<std::pair<Format, std::int64_t>> shapes, std::int64_t cols, std::int64_t inputs) {
+    void project(const std::string& name, std::vector<std::pair<Format, std::int64_t>> shapes,
+                 std::int64_t cols, std::int64_t inputs) {
         double bytes = 0, macs = 0;
         for (const auto& [f, rows] : shapes) {
             bytes += static_cast<double>(stored_bytes(f, 1, rows, cols));
             macs += static_cast<double>(rows * cols * inputs);
         }
-        const int copies = std::max(1, static_cast<int>(400e6 / bytes));  // several times the second-level cache
+        const int copies =
+            std::max(1, static_cast<int>(400e6 / bytes));  // several times the second-level cache
         const int calls = inputs > 8 ? 2 : copies;
-        std::vector<std::vector<std::unique_ptr<Matrix>>> matrices(static_cast<std::size_t>(std::min(copies, calls)));
+        std::vector<std::vector<std::unique_ptr<Matrix>>> matrices(
+            static_cast<std::size_t>(std::min(copies, calls)));
         std::int64_t width = 0;
         for (const auto& s : shapes) width += s.second;
         for (auto& set : matrices)
@@ -68,9 +78,12 @@ struct Sizes {
 
     void experts(Format f, std::int64_t rows) {
         constexpr int kExperts = 256, kTop = 8, kCalls = 12;
-        const auto up = random_matrix(gpu, random, f, kExperts, 1024, 2048), down = random_matrix(gpu, random, f, kExperts, 2048, 512);
-        const auto shared_up = random_matrix(gpu, random, f, 1, 1024, 2048), shared_down = random_matrix(gpu, random, f, 1, 2048, 512);
-        auto x = values(rows, 2048), act = values(rows * kTop, 512), shared_act = values(rows, 512), gate = values(rows, 1);
+        const auto up = random_matrix(gpu, random, f, kExperts, 1024, 2048),
+                   down = random_matrix(gpu, random, f, kExperts, 2048, 512);
+        const auto shared_up = random_matrix(gpu, random, f, 1, 1024, 2048),
+                   shared_down = random_matrix(gpu, random, f, 1, 2048, 512);
+        auto x = values(rows, 2048), act = values(rows * kTop, 512), shared_act = values(rows, 512),
+             gate = values(rows, 1);
         DeviceArray<float> out(gpu, rows * 2048, "times"), weights(gpu, kCalls * rows * kTop, "times");
         DeviceArray<std::int32_t> ids(gpu, kCalls * rows * kTop, "times");
         std::vector<std::vector<bool>> used(kCalls, std::vector<bool>(kExperts));
@@ -81,27 +94,38 @@ struct Sizes {
                 for (int e = 0; e < kExperts; ++e) row[static_cast<std::size_t>(e)] = e;
                 std::shuffle(row.begin(), row.end(), random);
                 std::sort(row.begin(), row.begin() + kTop);
-                for (int k = 0; k < kTop; ++k) used[static_cast<std::size_t>(c)][static_cast<std::size_t>(row[static_cast<std::size_t>(k)])] = true;
+                for (int k = 0; k < kTop; ++k)
+                    used[static_cast<std::size_t>(c)]
+                        [static_cast<std::size_t>(row[static_cast<std::size_t>(k)])] = true;
                 chosen.insert(chosen.end(), row.begin(), row.begin() + kTop);
             }
         gpu.copy_in(ids.data(), chosen.data(), ids.bytes());
         double distinct = 0;
-        for (const auto& u : used) distinct += static_cast<double>(std::count(u.begin(), u.end(), true)) / kCalls;
+        for (const auto& u : used)
+            distinct += static_cast<double>(std::count(u.begin(), u.end(), true)) / kCalls;
         const double macs = static_cast<double>(rows) * (kTop + 1);
-        const auto routes = [&](int i) { return Routes{ids.data() + i * rows * kTop, weights.data() + i * rows * kTop, kTop}; };
-        const std::string name = "experts " + std::string(name_of(f)) + " 8+1 of 512, " + std::to_string(rows) + " rows, ";
+        const auto routes = [&](int i) {
+            return Routes{ids.data() + i * rows * kTop, weights.data() + i * rows * kTop, kTop};
+        };
+        const std::string name =
+            "experts " + std::string(name_of(f)) + " 8+1 of 512, " + std::to_string(rows) + " rows, ";
         const double up_us = median_microseconds(gpu, kCalls, [&](int i) {
-            gpu.experts_up(*up, *shared_up, routes(i), x.data(), rows, act.data(), 512, shared_act.data(), 512);
+            gpu.experts_up(*up, *shared_up, routes(i), x.data(), rows, act.data(), 512, shared_act.data(),
+                           512);
         });
-        print(name + "up", up_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 1024, 2048)), macs * 1024 * 2048);
+        print(name + "up", up_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 1024, 2048)),
+              macs * 1024 * 2048);
         const double down_us = median_microseconds(gpu, kCalls, [&](int i) {
-            gpu.experts_down(*down, *shared_down, routes(i), act.data(), shared_act.data(), gate.data(), rows, out.data(), 2048);
+            gpu.experts_down(*down, *shared_down, routes(i), act.data(), shared_act.data(), gate.data(), rows,
+                             out.data(), 2048);
         });
-        print(name + "down", down_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 2048, 512)), macs * 2048 * 512);
+        print(name + "down", down_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 2048, 512)),
+              macs * 2048 * 512);
     }
 
     void steps(std::int64_t rows) {
-        auto x = values(rows, 2048), w = values(1, 2048), logits = values(rows, 248320), router = values(rows, 256);
+        auto x = values(rows, 2048), w = values(1, 2048), logits = values(rows, 248320),
+             router = values(rows, 256);
         DeviceArray<float> y(gpu, rows * 2048, "times"), weights(gpu, rows * 8, "times");
         DeviceArray<std::int32_t> ids(gpu, rows * 8, "times"), token(gpu, 2 * rows, "times");
         const std::string end = ", " + std::to_string(rows) + " rows";
@@ -109,10 +133,15 @@ struct Sizes {
             print(name + end, median_microseconds(gpu, 20, call), bytes, 0);
         };
         const auto n = static_cast<double>(rows);
-        time("rms_norm 2048", n * 2048 * 8, [&](int) { gpu.rms_norm(x.data(), w.data(), 1e-6f, rows, 2048, y.data()); });
+        time("rms_norm 2048", n * 2048 * 8,
+             [&](int) { gpu.rms_norm(x.data(), w.data(), 1e-6f, rows, 2048, y.data()); });
         time("add 2048", n * 2048 * 12, [&](int) { gpu.add(y.data(), x.data(), y.data(), rows * 2048); });
-        time("route 8 of 256", n * 1024, [&](int) { gpu.route(router.data(), rows, 256, {ids.data(), weights.data(), 8}); });
-        time("argmax 248320", n * 248320 * 4, [&](int) { gpu.argmax(logits.data(), rows, 248320, 248320, nullptr, token.data(), token.data() + rows); });
+        time("route 8 of 256", n * 1024, [&](int) {
+            gpu.route(router.data(), rows, 256, {ids.data(), weights.data(), 8});
+        });
+        time("argmax 248320", n * 248320 * 4, [&](int) {
+            gpu.argmax(logits.data(), rows, 248320, 248320, nullptr, token.data(), token.data() + rows);
+        });
     }
 };
 
@@ -124,9 +153,13 @@ void time_all(ftmpi::Backend& gpu) {
     check::Sizes s{gpu, check::read_rate(gpu)};
     std::printf("pure read %.0f GB/s\n", s.rate / 1e9);
     for (const std::int64_t rows : {1, 2, 4, 8}) {
-        s.project("delta net inputs FP8 12288 + BF16 64 x 2048", {{Format::fp8_row, 8192}, {Format::fp8_row, 4096}, {Format::bf16, 32}, {Format::bf16, 32}}, 2048, rows);
+        s.project("delta net inputs FP8 12288 + BF16 64 x 2048",
+                  {{Format::fp8_row, 8192}, {Format::fp8_row, 4096}, {Format::bf16, 32}, {Format::bf16, 32}},
+                  2048, rows);
         s.project("output projection FP8 2048 x 4096", {{Format::fp8_row, 2048}}, 4096, rows);
-        if (rows == 1) s.project("attention inputs FP8 9216 x 2048", {{Format::fp8_row, 8192}, {Format::fp8_row, 512}, {Format::fp8_row, 512}}, 2048, rows);
+        if (rows == 1)
+            s.project("attention inputs FP8 9216 x 2048",
+                      {{Format::fp8_row, 8192}, {Format::fp8_row, 512}, {Format::fp8_row, 512}}, 2048, rows);
         if (rows == 1) s.project("FP8-128x128 8192 x 2048", {{Format::fp8_block, 8192}}, 2048, rows);
         s.project("router BF16 257 x 2048", {{Format::bf16, 256}, {Format::bf16, 1}}, 2048, rows);
         s.project("head NVFP4 248320 x 2048", {{Format::nvfp4, 248320}}, 2048, rows);
@@ -134,7 +167,9 @@ void time_all(ftmpi::Backend& gpu) {
     }
     s.steps(1);
     for (const std::int64_t rows : {256, 1024}) {
-        s.project("delta net inputs FP8 12288 + BF16 64 x 2048", {{Format::fp8_row, 8192}, {Format::fp8_row, 4096}, {Format::bf16, 32}, {Format::bf16, 32}}, 2048, rows);
+        s.project("delta net inputs FP8 12288 + BF16 64 x 2048",
+                  {{Format::fp8_row, 8192}, {Format::fp8_row, 4096}, {Format::bf16, 32}, {Format::bf16, 32}},
+                  2048, rows);
         s.project("output projection FP8 2048 x 4096", {{Format::fp8_row, 2048}}, 4096, rows);
         s.project("BF16 2048 x 2048", {{Format::bf16, 2048}}, 2048, rows);
         s.project("FP8-128x128 8192 x 2048", {{Format::fp8_block, 8192}}, 2048, rows);

@@ -1,4 +1,5 @@
-// What the checks of Gated DeltaNet and of attention share: steps of rows, the memory of a run, the CPU to compare with.
+// What the checks of Gated DeltaNet and of attention share: steps of rows, the memory of a run, the CPU to
+// compare with.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +27,12 @@ inline std::int64_t count_of(const Steps& steps) {
     return n;
 }
 
-/// Device rows, scratch and tickets of a run of steps. Every other run brings no tickets; every other of those that do may start each
-/// step early, as behind an embed().
+/// Device rows, scratch and tickets of a run of steps. Every other run brings no tickets; every other of
+/// those that do may start each step early, as behind an embed().
 struct Workplace {
     Workplace(const std::vector<std::vector<Row>>& steps, std::size_t scratch_bytes)
-        : rows(flat(steps)), scratch((scratch_bytes + 255) / 256 * 256), tickets(std::vector<unsigned>(cuda::kTickets, 0u)) {
+        : rows(flat(steps)), scratch((scratch_bytes + 255) / 256 * 256),
+          tickets(std::vector<unsigned>(cuda::kTickets, 0u)) {
         static int runs = 0;
         with_tickets = ++runs % 2 == 0;
         early = runs % 4 == 0;
@@ -47,7 +49,8 @@ struct Workplace {
         return all;
     }
     Scratch get() const {
-        return {scratch.data(), scratch.bytes(), with_tickets ? reinterpret_cast<unsigned*>(tickets.data()) : nullptr};
+        return {scratch.data(), scratch.bytes(),
+                with_tickets ? reinterpret_cast<unsigned*>(tickets.data()) : nullptr};
     }
     std::string trouble() const {
         if (!rows.intact() || !scratch.intact() || !tickets.intact())
@@ -70,7 +73,8 @@ struct Workplace {
 };
 
 inline Backend& cpu() {
-    static const auto backend = make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+    static const auto backend =
+        make_cpu_backend(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
     return *backend;
 }
 

@@ -1,6 +1,6 @@
-// Gated DeltaNet and attention on the GPU against the CPU backend, bit by bit, then their times at the real model's size.
-// Prints a line a check, exits with 1 when any fails. Usage: mixers_check [check|time], both without an argument.
-// FTMPI_CHECK_SHORT=1: few shapes, no times.
+// Gated DeltaNet and attention on the GPU against the CPU backend, bit by bit, then their times at the real
+// model's size. Prints a line a check, exits with 1 when any fails. Usage: mixers_check [check|time], both
+// without an argument. FTMPI_CHECK_SHORT=1: few shapes, no times.
 #include <chrono>
 
 #include "mixers_cases.hpp"
@@ -21,9 +21,7 @@ int main(int argc, char** argv) {
                         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         }
         if (what != "check" && !check::short_form()) time_mixers();
-    } catch (const std::exception& e) {
-        report(false, "no error", e.what());
-    }
+    } catch (const std::exception& e) { report(false, "no error", e.what()); }
     std::printf("mixers_check: %d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
 }

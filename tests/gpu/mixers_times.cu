@@ -100,35 +100,39 @@ void read_rate(Clock& clock) {
     FTMPI_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
     FTMPI_CUDA(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
     const double ms = time_of(clock.stream.get(), 7, [&] {
-        cuda::launch("read_all", read_all, dim3(static_cast<unsigned>(processors * 8)), dim3(256), 0, clock.stream.get(),
-                     static_cast<const uint4*>(memory.data()), bytes / 16, static_cast<unsigned*>(sink.data()));
+        cuda::launch("read_all", read_all, dim3(static_cast<unsigned>(processors * 8)), dim3(256), 0,
+                     clock.stream.get(), static_cast<const uint4*>(memory.data()), bytes / 16,
+                     static_cast<unsigned*>(sink.data()));
     });
     clock.bytes_per_us = static_cast<double>(bytes) / ms / 1e3;
     clock.fma_per_us = processors * 128.0 * khz / 1e3;
-    std::printf("pure read %.2f TB/s; %d processors at up to %d MHz: %.1f T fp32 fma/s\n", clock.bytes_per_us / 1e6, processors,
-                khz / 1000, clock.fma_per_us / 1e6);
+    std::printf("pure read %.2f TB/s; %d processors at up to %d MHz: %.1f T fp32 fma/s\n",
+                clock.bytes_per_us / 1e6, processors, khz / 1000, clock.fma_per_us / 1e6);
 }
 
 void time_delta_net(Clock& clock) {
     constexpr int kLayers = 40, kRows = 8192;
     DeltaNet net;
-    net.key_heads = 16, net.value_heads = 32, net.key_dim = 128, net.value_dim = 128, net.taps = 4, net.eps = 1e-6f;
+    net.key_heads = 16, net.value_heads = 32, net.key_dim = 128, net.value_dim = 128, net.taps = 4,
+    net.eps = 1e-6f;
     const std::int64_t channels = net.channels(), values = 4096, state_size = 32 * 128 * 128;
-    const Floats conv(channels * 4), nea(32, 1.0f, -1.5f), dt(32), norm(128), qkv(kRows * channels), z(kRows * values),
-        b(kRows * 32), a(kRows * 32), conv_state(kLayers * 3 * channels), state(kLayers * state_size, 0.1f),
-        out(kRows * values);
+    const Floats conv(channels * 4), nea(32, 1.0f, -1.5f), dt(32), norm(128), qkv(kRows * channels),
+        z(kRows * values), b(kRows * 32), a(kRows * 32), conv_state(kLayers * 3 * channels),
+        state(kLayers * state_size, 0.1f), out(kRows * values);
     net.conv = conv.get(), net.neg_exp_a = nea.get(), net.dt_bias = dt.get(), net.norm = norm.get();
     const DeviceMemory scratch_memory(cuda::delta_net_scratch(kRows, 16, 32, 128, 128), "scratch");
-    const Scratch scratch{scratch_memory.data(), scratch_memory.bytes(), static_cast<unsigned*>(clock.tickets.data())};
+    const Scratch scratch{scratch_memory.data(), scratch_memory.bytes(),
+                          static_cast<unsigned*>(clock.tickets.data())};
     std::vector<Row> rows;
     append(rows, 0, 0, kRows);
     const Guarded device(rows);
     const auto run = [&](int layer, std::int64_t n) {
         DeltaNet d = net;
         d.conv_state = conv_state.get() + layer * 3 * channels, d.state = state.get() + layer * state_size;
-        cuda::delta_net(
-            d, {std::span<const Row>(rows).first(static_cast<std::size_t>(n)), reinterpret_cast<const Row*>(device.data())},
-            qkv.get(), z.get(), b.get(), a.get(), out.get(), values, scratch, clock.stream.get());
+        cuda::delta_net(d,
+                        {std::span<const Row>(rows).first(static_cast<std::size_t>(n)),
+                         reinterpret_cast<const Row*>(device.data())},
+                        qkv.get(), z.get(), b.get(), a.get(), out.get(), values, scratch, clock.stream.get());
     };
     FTMPI_CUDA(cudaDeviceSynchronize());
     const double us = graph_time_of(clock.stream.get(), 9,
@@ -137,7 +141,8 @@ void time_delta_net(Clock& clock) {
                                     }) *
                       1e3 / kLayers;
     const double bytes = 2.0 * state_size * 4 + channels * 4.0 * (4 + 3 + 3 + 1) + values * 8.0;
-    std::printf("delta_net, one row: %.2f us a layer, %.0f%% of the read rate\n", us, 100 * bytes / us / clock.bytes_per_us);
+    std::printf("delta_net, one row: %.2f us a layer, %.0f%% of the read rate\n", us,
+                100 * bytes / us / clock.bytes_per_us);
     for (const int n : {64, 512, 2048, 8192}) {
         const double t = time_of(clock.stream.get(), 3, [&] { run(0, n); }) * 1e3;
         std::printf("delta_net, %d rows: %.0f us a layer, %.3f us a row\n", n, t, t / n);
@@ -148,18 +153,21 @@ void time_attention(Clock& clock) {
     constexpr int kLayers = 40, kRows = 8192;
     constexpr std::int64_t kCapacity = 32768;
     Attention t;
-    t.query_heads = 16, t.kv_heads = 2, t.group = 8, t.head_dim = 256, t.rotary_dim = 64, t.eps = 1e-6f, t.scale = 0.0625f;
+    t.query_heads = 16, t.kv_heads = 2, t.group = 8, t.head_dim = 256, t.rotary_dim = 64, t.eps = 1e-6f,
+    t.scale = 0.0625f;
     t.capacity = kCapacity;
     const std::int64_t qg_width = 16 * 512, kv_width = 512, out_width = 4096;
-    const Floats norm(256, 0.5f, 1.0f), angle(kCapacity * 32), qg(kRows * qg_width), k(kRows * kv_width), v(kRows * kv_width),
-        out(kRows * out_width);
+    const Floats norm(256, 0.5f, 1.0f), angle(kCapacity * 32), qg(kRows * qg_width), k(kRows * kv_width),
+        v(kRows * kv_width), out(kRows * out_width);
     t.q_norm = t.k_norm = norm.get(), t.cos = t.sin = angle.get();
     const DeviceMemory scratch_memory(cuda::attention_scratch(kRows, 16, 256, kCapacity), "scratch");
-    const Scratch scratch{scratch_memory.data(), scratch_memory.bytes(), static_cast<unsigned*>(clock.tickets.data())};
+    const Scratch scratch{scratch_memory.data(), scratch_memory.bytes(),
+                          static_cast<unsigned*>(clock.tickets.data())};
 
     // One slot a layer, so that no layer finds its cache in the second-level cache.
     const std::int64_t slot = kCapacity * kv_width;
-    const DeviceMemory keys(static_cast<std::size_t>(kLayers * slot) * 2, "keys"), values(keys.bytes(), "values");
+    const DeviceMemory keys(static_cast<std::size_t>(kLayers * slot) * 2, "keys"),
+        values(keys.bytes(), "values");
     for (const DeviceMemory* m : {&keys, &values})
         cuda::launch("fill_random_bf16", fill_random_bf16, dim3(1024), dim3(256), 0, nullptr,
                      static_cast<std::uint16_t*>(m->data()), kLayers * slot);
@@ -168,8 +176,8 @@ void time_attention(Clock& clock) {
         Attention a = t;
         a.keys = static_cast<std::uint16_t*>(keys.data()) + layer * slot,
         a.values = static_cast<std::uint16_t*>(values.data()) + layer * slot;
-        cuda::attention(a, {rows, reinterpret_cast<const Row*>(device.data())}, qg.get(), k.get(), v.get(), out.get(),
-                        out_width, scratch, clock.stream.get());
+        cuda::attention(a, {rows, reinterpret_cast<const Row*>(device.data())}, qg.get(), k.get(), v.get(),
+                        out.get(), out_width, scratch, clock.stream.get());
     };
     FTMPI_CUDA(cudaDeviceSynchronize());
     for (const int context : {64, 1024, 8192, 32768}) {
@@ -181,8 +189,8 @@ void time_attention(Clock& clock) {
                                             for (int l = 0; l < kLayers; ++l) run(l, rows, device);
                                         }) *
                           1e3 / kLayers;
-        std::printf("attention, one row at %d positions, bf16: %.2f us a layer, %.0f%% of the read rate\n", context, us,
-                    100 * (2.0 * context * kv_width * 2 / us) / clock.bytes_per_us);
+        std::printf("attention, one row at %d positions, bf16: %.2f us a layer, %.0f%% of the read rate\n",
+                    context, us, 100 * (2.0 * context * kv_width * 2 / us) / clock.bytes_per_us);
     }
     const auto prefill = [&](int position, int n) {
         std::vector<Row> rows;
@@ -190,8 +198,9 @@ void time_attention(Clock& clock) {
         const Guarded device(rows);
         const double us = time_of(clock.stream.get(), 3, [&] { run(0, rows, device); }) * 1e3;
         const double fma = 16.0 * 512 * (static_cast<double>(position) * n + 0.5 * n * (n + 1.0));
-        std::printf("attention, %d rows from %d, %s: %.0f us a layer, %.3f us a row, %.0f%% of the fp32 rate\n", n, position,
-                    std::string(name_of(t.kv)).c_str(), us, us / n, 100 * fma / us / clock.fma_per_us);
+        std::printf(
+            "attention, %d rows from %d, %s: %.0f us a layer, %.3f us a row, %.0f%% of the fp32 rate\n", n,
+            position, std::string(name_of(t.kv)).c_str(), us, us / n, 100 * fma / us / clock.fma_per_us);
     };
     prefill(0, 256), prefill(7936, 256), prefill(6144, 2048), prefill(0, 8192);
     t.kv = KvType::fp8;

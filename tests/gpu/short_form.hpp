@@ -1,5 +1,6 @@
-// A memory checker makes a kernel tens of times slower and a race checker hundreds: with FTMPI_CHECK_SHORT=1 in the environment the
-// check programs take each kind of kernel once or twice, at the smallest shapes that reach all of its code, and no times.
+// A memory checker makes a kernel tens of times slower and a race checker hundreds: with FTMPI_CHECK_SHORT=1
+// in the environment the check programs take each kind of kernel once or twice, at the smallest shapes that
+// reach all of its code, and no times.
 #pragma once
 
 #include <cstdlib>
@@ -14,8 +15,7 @@ inline bool short_form() {
 }
 
 /// `few` in the short form, else `all`.
-template <class T>
-std::vector<T> shapes(std::vector<T> few, std::vector<T> all) {
+template <class T> std::vector<T> shapes(std::vector<T> few, std::vector<T> all) {
     return short_form() ? std::move(few) : std::move(all);
 }
 

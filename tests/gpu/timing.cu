@@ -57,7 +57,8 @@ double read_rate(Backend& b) {
     DeviceArray<unsigned> sink(b, 1, "pure read");
     auto* stream = static_cast<cudaStream_t>(b.stream());
     const double us = median_microseconds(b, 1, [&](int) {
-        read_all<<<132 * 8, 256, 0, stream>>>(reinterpret_cast<const uint4*>(data.data()), bytes / 16, sink.data());
+        read_all<<<132 * 8, 256, 0, stream>>>(reinterpret_cast<const uint4*>(data.data()), bytes / 16,
+                                              sink.data());
     });
     return static_cast<double>(bytes) / us * 1e6;
 }

@@ -1,7 +1,8 @@
-// Every transport of GPU memory against known bytes: transport_check.sh starts it under mpirun, one rank a GPU.
-// With more ranks than GPUs they share, and only the transports that can are checked.
+// Every transport of GPU memory against known bytes: transport_check.sh starts it under mpirun, one rank a
+// GPU. With more ranks than GPUs they share, and only the transports that can are checked.
 //   transport_check           gathers, repeated exchanges, graphs, a table of times; counts what passed
-//   transport_check hang T    the last rank stops before an exchange of transport T: the others must end with its name
+//   transport_check hang T    the last rank stops before an exchange of transport T: the others must end with
+//   its name
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -57,10 +58,7 @@ std::vector<Range> cut(std::int64_t width, const std::vector<int>& weights) {
 class Matrix2d {
 public:
     Matrix2d(Backend& backend, std::int64_t rows, std::int64_t width, std::vector<Range> cuts, int rank)
-        : backend_(backend),
-          rows_(rows),
-          width_(width),
-          cuts_(std::move(cuts)),
+        : backend_(backend), rows_(rows), width_(width), cuts_(std::move(cuts)),
           own_(cuts_[static_cast<std::size_t>(rank)]),
           device_(backend, std::max<std::int64_t>(1, rows * width), "columns"),
           host_(static_cast<std::size_t>(rows * width)) {}
@@ -110,9 +108,9 @@ void gathers(Backend& backend, Communicator& ranks, const std::string& name) {
     std::uint32_t seed = 1;
     const auto all_weights = weightings(ranks.size());
     for (const auto& weights : all_weights)
-        for (const Shape shape :
-             {Shape{1, 1, 1}, Shape{1, 3, 1}, Shape{1, 4096, 1}, Shape{8, 512, 2}, Shape{0, 64, 2}, Shape{5, 1001, 7},
-              Shape{1, 248'320, 1}, Shape{256, 1024, 1}, Shape{333, 3001, 2}, Shape{2560, 4096, 1}}) {
+        for (const Shape shape : {Shape{1, 1, 1}, Shape{1, 3, 1}, Shape{1, 4096, 1}, Shape{8, 512, 2},
+                                  Shape{0, 64, 2}, Shape{5, 1001, 7}, Shape{1, 248'320, 1},
+                                  Shape{256, 1024, 1}, Shape{333, 3001, 2}, Shape{2560, 4096, 1}}) {
             // 40 MB, several windows of every transport's buffers.
             if (shape.rows == 2560 && &weights != &all_weights[1]) continue;
             std::vector<std::unique_ptr<Matrix2d>> matrices;
@@ -120,16 +118,18 @@ void gathers(Backend& backend, Communicator& ranks, const std::string& name) {
             for (int p = 0; p < shape.parts; ++p) {
                 // Parts of unlike width, so that none begins aligned by chance.
                 const std::int64_t width = shape.width + (p > 0 ? 5 * p : 0);
-                matrices.push_back(std::make_unique<Matrix2d>(backend, shape.rows, width, cut(width, weights), ranks.rank()));
+                matrices.push_back(std::make_unique<Matrix2d>(backend, shape.rows, width, cut(width, weights),
+                                                              ranks.rank()));
                 matrices.back()->fill(seed + static_cast<std::uint32_t>(p));
                 parts.push_back(matrices.back()->columns());
             }
             ranks.all_gather(parts, "columns", backend.stream());
             bool good = true;
             for (int p = 0; p < shape.parts; ++p)
-                good = matrices[static_cast<std::size_t>(p)]->holds(seed + static_cast<std::uint32_t>(p)) && good;
-            expect(good, name + ": " + std::to_string(shape.parts) + " parts of " + std::to_string(shape.rows) + " x " +
-                             std::to_string(shape.width));
+                good = matrices[static_cast<std::size_t>(p)]->holds(seed + static_cast<std::uint32_t>(p)) &&
+                       good;
+            expect(good, name + ": " + std::to_string(shape.parts) + " parts of " +
+                             std::to_string(shape.rows) + " x " + std::to_string(shape.width));
             seed += 16;
         }
 }
@@ -140,7 +140,8 @@ void repeated(Backend& backend, Communicator& ranks, const std::string& name) {
     const auto weights = weightings(ranks.size());
     for (int k = 0; k < 8; ++k)
         matrices.push_back(std::make_unique<Matrix2d>(
-            backend, 1, 700 * (k + 1), cut(700 * (k + 1), weights[static_cast<std::size_t>(k % 4)]), ranks.rank()));
+            backend, 1, 700 * (k + 1), cut(700 * (k + 1), weights[static_cast<std::size_t>(k % 4)]),
+            ranks.rank()));
     int wrong = 0;
     for (std::uint32_t round = 0; round < 125; ++round) {
         for (std::size_t k = 0; k < 8; ++k) matrices[k]->fill(8 * round + static_cast<std::uint32_t>(k));
@@ -148,7 +149,8 @@ void repeated(Backend& backend, Communicator& ranks, const std::string& name) {
             const Columns part = matrices[k]->columns();
             ranks.all_gather({&part, 1}, k % 2 == 0 ? "even" : "odd", backend.stream());
         }
-        for (std::size_t k = 0; k < 8; ++k) wrong += matrices[k]->holds(8 * round + static_cast<std::uint32_t>(k)) ? 0 : 1;
+        for (std::size_t k = 0; k < 8; ++k)
+            wrong += matrices[k]->holds(8 * round + static_cast<std::uint32_t>(k)) ? 0 : 1;
     }
     expect(wrong == 0, name + ": " + std::to_string(wrong) + " of 1000 repeated exchanges were wrong");
 }
@@ -180,8 +182,8 @@ void graphs(Backend& backend, Communicator& ranks, const std::string& name) {
     const auto weights = weightings(ranks.size());
     std::vector<std::unique_ptr<Matrix2d>> matrices;
     for (const std::int64_t width : {1, 2048, 16'384, 600'001, 4096, 77})
-        matrices.push_back(
-            std::make_unique<Matrix2d>(backend, 1, width, cut(width, weights[matrices.size() % 4]), ranks.rank()));
+        matrices.push_back(std::make_unique<Matrix2d>(
+            backend, 1, width, cut(width, weights[matrices.size() % 4]), ranks.rank()));
     Graph graph(static_cast<cudaStream_t>(backend.stream()), [&] {
         for (const auto& matrix : matrices) {
             const Columns part = matrix->columns();
@@ -199,7 +201,8 @@ void graphs(Backend& backend, Communicator& ranks, const std::string& name) {
         }
         for (const auto& matrix : matrices) wrong += matrix->holds(round) ? 0 : 1;
     }
-    expect(wrong == 0, name + ": " + std::to_string(wrong) + " of 600 exchanges in a replayed graph were wrong");
+    expect(wrong == 0,
+           name + ": " + std::to_string(wrong) + " of 600 exchanges in a replayed graph were wrong");
 }
 
 double seconds_of(Backend& backend, Communicator& ranks, const std::function<void()>& work) {
@@ -228,39 +231,45 @@ void times(Backend& backend, Communicator& ranks, const std::string& name, bool 
             for (int i = 0; i < count; ++i) ranks.all_gather({&part, 1}, "timed", backend.stream());
         };
         const double plain = seconds_of(backend, ranks, exchanges) / count;
-        std::string text = name + ", " + std::to_string(floats) + " floats a rank: " + std::to_string(plain * 1e6) + " us";
+        std::string text =
+            name + ", " + std::to_string(floats) + " floats a rank: " + std::to_string(plain * 1e6) + " us";
         if (capturable) {
             Graph graph(static_cast<cudaStream_t>(backend.stream()), exchanges);
-            text += ", in a graph " + std::to_string(seconds_of(backend, ranks, [&] { graph.launch(); }) / count * 1e6) + " us";
+            text += ", in a graph " +
+                    std::to_string(seconds_of(backend, ranks, [&] { graph.launch(); }) / count * 1e6) + " us";
         }
         if (ranks.rank() == 0) std::printf("%s\n", text.c_str());
     }
     for (const auto& wait : ranks.waits())
         if (wait.name == "timed" && ranks.rank() == 0)
             std::printf("%s: by its own count %.2f us an exchange, over %lld\n", name.c_str(),
-                        wait.seconds / static_cast<double>(wait.calls) * 1e6, static_cast<long long>(wait.calls));
+                        wait.seconds / static_cast<double>(wait.calls) * 1e6,
+                        static_cast<long long>(wait.calls));
 }
 
 std::unique_ptr<Backend> open_gpu(Session& session, bool& shared) {
     cuda::RankGpus mine;
     session.agree("GPUs", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); });
     std::vector<cuda::RankGpus> all;
-    for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs")) all.push_back(cuda::decode_rank_gpus(text));
+    for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs"))
+        all.push_back(cuda::decode_rank_gpus(text));
     // More ranks than GPUs: they are named for each rank, which asks for sharing.
     std::vector<std::string> names;
     for (const auto& rank : all) {
         if (rank.visible.empty()) break;
-        shared = shared || (rank.visible.size() > 1 && static_cast<std::size_t>(rank.local_rank) >= rank.visible.size());
+        shared = shared || (rank.visible.size() > 1 &&
+                            static_cast<std::size_t>(rank.local_rank) >= rank.visible.size());
         names.push_back(rank.visible[static_cast<std::size_t>(rank.local_rank) % rank.visible.size()]);
     }
-    for (std::size_t a = 0; a < names.size(); ++a) shared = shared || std::count(names.begin(), names.end(), names[a]) > 1;
+    for (std::size_t a = 0; a < names.size(); ++a)
+        shared = shared || std::count(names.begin(), names.end(), names[a]) > 1;
     std::unique_ptr<Backend> backend;
     session.agree("GPUs", [&] {
         const auto chosen = cuda::choose_gpus(all, shared ? names : std::vector<std::string>{});
         backend = make_cuda_backend({chosen[static_cast<std::size_t>(session.rank())].device});
         const auto facts = cuda::gpu_facts(chosen[static_cast<std::size_t>(session.rank())].device);
-        std::fprintf(stderr, "rank %d: %s %s %s, %.0f GB/s, peers %s\n", session.rank(), facts.name.c_str(), facts.uuid.c_str(),
-                     facts.pci.c_str(), facts.gb_per_s, facts.peers.c_str());
+        std::fprintf(stderr, "rank %d: %s %s %s, %.0f GB/s, peers %s\n", session.rank(), facts.name.c_str(),
+                     facts.uuid.c_str(), facts.pci.c_str(), facts.gb_per_s, facts.peers.c_str());
     });
     return backend;
 }
@@ -271,9 +280,10 @@ void check_transport(Session& session, Backend& backend, Transport transport) {
     const auto ranks = mpi::make_communicator(session, backend, transport);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (session.rank() == 0)
-        std::printf("%s: %s (%s), ready in %.2f s\n", name.c_str(), ranks->transport().c_str(), ranks->reason().c_str(),
-                    seconds);
-    expect(transport == Transport::automatic || ranks->transport() == name, name + " is " + ranks->transport());
+        std::printf("%s: %s (%s), ready in %.2f s\n", name.c_str(), ranks->transport().c_str(),
+                    ranks->reason().c_str(), seconds);
+    expect(transport == Transport::automatic || ranks->transport() == name,
+           name + " is " + ranks->transport());
     if (transport == Transport::automatic) return;
     const bool capturable = ranks->transport() != "mpi";
     gathers(backend, *ranks, name);
@@ -298,9 +308,7 @@ void check_transport(Session& session, Backend& backend, Transport transport) {
             const std::uint64_t mine[] = {1};
             std::vector<std::uint64_t> all(static_cast<std::size_t>(session.size()));
             ranks->all_gather_words(mine, all, "step");
-        } catch (const Error& error) {
-            session.abort(error);
-        }
+        } catch (const Error& error) { session.abort(error); }
     }
     session.abort(Error(Exit::failure, "the exchange that a rank did not join came to an end"));
 }
@@ -325,15 +333,15 @@ int main(int argc, char** argv) {
             for (const auto transport : list) check_transport(session, *backend, transport);
         }
         int all_passed = 0, all_failed = 0;
-        for (const auto& text : session.all_gather(std::to_string(passed) + " " + std::to_string(failed), "counts")) {
+        for (const auto& text :
+             session.all_gather(std::to_string(passed) + " " + std::to_string(failed), "counts")) {
             all_passed += std::stoi(text);
             all_failed += std::stoi(text.substr(text.find(' ')));
         }
-        if (session.rank() == 0) std::printf("transport_check: %d passed, %d failed\n", all_passed, all_failed);
+        if (session.rank() == 0)
+            std::printf("transport_check: %d passed, %d failed\n", all_passed, all_failed);
         failed = all_failed;
-    } catch (const Session::Agreed& agreed) {
-        session.leave(agreed.code);
-    } catch (const Error& error) {
+    } catch (const Session::Agreed& agreed) { session.leave(agreed.code); } catch (const Error& error) {
         session.abort(error);
     }
     session.leave(failed == 0 ? Exit::ok : Exit::failure);

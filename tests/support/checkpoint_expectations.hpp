@@ -29,7 +29,8 @@ inline void expect_refused(const std::filesystem::path& directory, const std::ve
     const auto message = refusal(directory);
     BOOST_TEST(!message.empty(), "was accepted; expected a message with \"" << words.front() << '"');
     for (const auto& word : words)
-        BOOST_TEST(message.find(word) != std::string::npos, "\"" << message << "\" does not say \"" << word << '"');
+        BOOST_TEST(message.find(word) != std::string::npos,
+                   "\"" << message << "\" does not say \"" << word << '"');
 }
 
 inline bool warns(const Checkpoint& checkpoint, const std::string& word) {
@@ -38,7 +39,9 @@ inline bool warns(const Checkpoint& checkpoint, const std::string& word) {
     return false;
 }
 
-inline StoredTensor floats(const std::string& name, float value) { return {name, "F32", {2}, bytes_of<float>({value, value})}; }
+inline StoredTensor floats(const std::string& name, float value) {
+    return {name, "F32", {2}, bytes_of<float>({value, value})};
+}
 
 inline float first_value(const Checkpoint& checkpoint, std::string_view name) {
     float value = 0;

@@ -31,7 +31,8 @@ inline std::vector<NamedBackend> cpu_backends() {
 }
 
 /// Same bits everywhere, or the first place that differs.
-inline void check_equal(const std::vector<float>& got, const std::vector<float>& want, const std::string& where) {
+inline void check_equal(const std::vector<float>& got, const std::vector<float>& want,
+                        const std::string& where) {
     BOOST_REQUIRE_EQUAL(got.size(), want.size());
     for (std::size_t i = 0; i < got.size(); ++i)
         if (num::bits_of(got[i]) != num::bits_of(want[i])) {

@@ -10,7 +10,9 @@ namespace ftmpi::testing {
 
 class ThreadRanks {
 public:
-    explicit ThreadRanks(int size) : size_(size), parts_(static_cast<std::size_t>(size)), words_(static_cast<std::size_t>(size)), barrier_(size) {}
+    explicit ThreadRanks(int size)
+        : size_(size), parts_(static_cast<std::size_t>(size)), words_(static_cast<std::size_t>(size)),
+          barrier_(size) {}
 
     void all_gather(int rank, std::span<const Columns> parts) {
         parts_[static_cast<std::size_t>(rank)] = parts;
@@ -22,7 +24,8 @@ public:
                 const Range c = from.of_rank[static_cast<std::size_t>(r)];
                 if (c.empty()) continue;
                 for (std::int64_t t = 0; t < to.rows; ++t)
-                    std::memcpy(to.data + t * to.width + c.begin, from.data + t * from.width + c.begin, static_cast<std::size_t>(c.size()) * 4);
+                    std::memcpy(to.data + t * to.width + c.begin, from.data + t * from.width + c.begin,
+                                static_cast<std::size_t>(c.size()) * 4);
             }
         }
         barrier_.arrive_and_wait();
@@ -55,8 +58,11 @@ public:
     int size() const override { return ranks_.size(); }
     std::string transport() const override { return "threads"; }
     std::string reason() const override { return "test"; }
-    void all_gather(std::span<const Columns> parts, std::string_view, Stream) override { ranks_.all_gather(rank_, parts); }
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all, std::string_view) override {
+    void all_gather(std::span<const Columns> parts, std::string_view, Stream) override {
+        ranks_.all_gather(rank_, parts);
+    }
+    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                          std::string_view) override {
         ranks_.words(rank_, mine, all);
     }
     std::vector<Wait> waits() const override { return {}; }
@@ -99,11 +105,13 @@ Fleet::Fleet(const std::filesystem::path& directory, const FleetOptions& options
         auto rank = std::make_unique<Rank>();
         rank->index = r;
         rank->backend = options.backend     ? options.backend()
-                        : options.best_simd ? make_cpu_backend(1) : make_cpu_backend(1, options.simd);
+                        : options.best_simd ? make_cpu_backend(1)
+                                            : make_cpu_backend(1, options.simd);
         rank->communicator = std::make_unique<ThreadCommunicator>(*threads_, r);
         rank->weights.emplace(*checkpoint_, *inventory_, plan_, r, *rank->backend);
         rank->state.emplace(*rank->backend, config_, plan_, r);
-        rank->model.emplace(*rank->backend, *rank->communicator, config_, plan_, *rank->weights, *rank->state);
+        rank->model.emplace(*rank->backend, *rank->communicator, config_, plan_, *rank->weights,
+                            *rank->state);
         ranks_.push_back(std::move(rank));
     }
 }
@@ -128,13 +136,15 @@ void Fleet::on_all(const std::function<void(Rank&)>& work) {
             }
         });
     for (auto& t : threads) t.join();
-    const auto failed = std::count_if(failures.begin(), failures.end(), [](const auto& f) { return f != nullptr; });
+    const auto failed =
+        std::count_if(failures.begin(), failures.end(), [](const auto& f) { return f != nullptr; });
     if (failed != 0 && failed != std::ssize(failures)) throw std::runtime_error("only some ranks failed");
     if (failed != 0) std::rethrow_exception(failures[0]);
 }
 
-std::vector<std::vector<float>> Fleet::logits(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& forced,
-                                              std::int64_t chunk, int slot) {
+std::vector<std::vector<float>> Fleet::logits(const std::vector<std::int32_t>& prompt,
+                                              const std::vector<std::int32_t>& forced, std::int64_t chunk,
+                                              int slot) {
     const auto ids = static_cast<std::size_t>(tokenizer_->end());
     std::vector<std::vector<std::vector<float>>> of_rank(ranks_.size());
     on_all([&](Rank& rank) {
@@ -170,16 +180,20 @@ std::vector<RequestRecord> Fleet::generate(const std::vector<Request>& requests,
     return run(requests, std::move(options)).records;
 }
 
-Run Fleet::run(const std::vector<Request>& requests, GenerateOptions options, const std::function<bool(int rank)>& stop) {
+Run Fleet::run(const std::vector<Request>& requests, GenerateOptions options,
+               const std::function<bool(int rank)>& stop) {
     Run run;
     run.records.resize(requests.size());
     run.shown.resize(requests.size());
     std::vector<Generator::End> ends(ranks_.size());
     on_all([&](Rank& rank) {
-        Generator generator(*rank.backend, *rank.communicator, *rank.model, *rank.state, *tokenizer_, options);
+        Generator generator(*rank.backend, *rank.communicator, *rank.model, *rank.state, *tokenizer_,
+                            options);
         Generator::Events events;
         events.finished = [&](const RequestRecord& r) { run.records[static_cast<std::size_t>(r.index)] = r; };
-        events.text = [&](const Request& r, std::string_view text, bool) { run.shown[static_cast<std::size_t>(r.index)] += text; };
+        events.text = [&](const Request& r, std::string_view text, bool) {
+            run.shown[static_cast<std::size_t>(r.index)] += text;
+        };
         if (stop) events.stop_requested = [&] { return stop(rank.index); };
         if (rank.index == 0) events.step = [&](std::string_view phase) { run.steps += phase == "decode"; };
         ends[static_cast<std::size_t>(rank.index)] = generator.run(requests, events);
@@ -198,8 +212,10 @@ void Fleet::observe(const std::vector<std::int32_t>& prompt, const Model::Observ
         rank.state->reset(0);
         if (rank.index == 0) rank.model->observe(observer);
         std::vector<Row> rows;
-        for (std::size_t i = 0; i < prompt.size(); ++i) rows.push_back({prompt[i], 0, static_cast<std::int32_t>(i)});
-        rank.model->forward(rows, {static_cast<std::int64_t>(rows.size()) - 1, static_cast<std::int64_t>(rows.size())});
+        for (std::size_t i = 0; i < prompt.size(); ++i)
+            rows.push_back({prompt[i], 0, static_cast<std::int32_t>(i)});
+        rank.model->forward(
+            rows, {static_cast<std::int64_t>(rows.size()) - 1, static_cast<std::int64_t>(rows.size())});
         rank.model->observe({});
     });
 }

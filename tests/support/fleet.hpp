@@ -25,7 +25,7 @@ struct FleetOptions {
     std::int64_t context = 1024;
     bool embedding_on_host = true;
     Simd simd = Simd::avx2;
-    bool best_simd = true;       ///< ignore `simd`
+    bool best_simd = true;  ///< ignore `simd`
     std::function<void(ShardPlan&)> edit_plan = {};
     std::function<std::unique_ptr<Backend>()> backend = {};  ///< one a rank; the CPU's when left out
 };
@@ -36,7 +36,7 @@ struct Run {
     std::vector<std::string> shown;      ///< text that went out, by index
     Generator::End end = Generator::End::done;
     std::int64_t decoded = 0, failed = 0;
-    std::int64_t steps = 0;              ///< decode steps that were asked for
+    std::int64_t steps = 0;  ///< decode steps that were asked for
 };
 
 /// Ranks as threads over shared memory: a gather copies the others' columns between two barriers.
@@ -47,14 +47,18 @@ public:
     Fleet(const std::filesystem::path& model, const FleetOptions& options);
     ~Fleet();
 
-    /// Logits [step][real ids] when the prompt is prefilled in chunks and then `forced` is fed token by token: step i is
-    /// what chooses token i. Throws std::runtime_error when two ranks' logits differ in a bit.
-    std::vector<std::vector<float>> logits(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& forced,
-                                           std::int64_t chunk = 256, int slot = 0);
+    /// Logits [step][real ids] when the prompt is prefilled in chunks and then `forced` is fed token by
+    /// token: step i is what chooses token i. Throws std::runtime_error when two ranks' logits differ in a
+    /// bit.
+    std::vector<std::vector<float>> logits(const std::vector<std::int32_t>& prompt,
+                                           const std::vector<std::int32_t>& forced, std::int64_t chunk = 256,
+                                           int slot = 0);
     /// The lockstep loop over requests; records by index.
     std::vector<RequestRecord> generate(const std::vector<Request>& requests, GenerateOptions options);
-    /// The same, with all that is heard of it on rank 0; `stop` is asked on every rank whenever ranks compare a step.
-    Run run(const std::vector<Request>& requests, GenerateOptions options, const std::function<bool(int rank)>& stop = {});
+    /// The same, with all that is heard of it on rank 0; `stop` is asked on every rank whenever ranks compare
+    /// a step.
+    Run run(const std::vector<Request>& requests, GenerateOptions options,
+            const std::function<bool(int rank)>& stop = {});
     /// Runs `rows` once with an observer on rank 0.
     void observe(const std::vector<std::int32_t>& prompt, const Model::Observer& observer);
 

@@ -44,11 +44,13 @@ inline ModelSizes sizes_with(const ModelConfig& config, Formats formats) {
 
 inline std::vector<LayerKind> layer_kinds(int count, int attention_every) {
     std::vector<LayerKind> kinds;
-    for (int l = 1; l <= count; ++l) kinds.push_back(l % attention_every ? LayerKind::delta_net : LayerKind::attention);
+    for (int l = 1; l <= count; ++l)
+        kinds.push_back(l % attention_every ? LayerKind::delta_net : LayerKind::attention);
     return kinds;
 }
 
-/// 35B with 3B active: 40 layers, every fourth one attention; experts and head NVFP4, projections FP8, the rest BF16.
+/// 35B with 3B active: 40 layers, every fourth one attention; experts and head NVFP4, projections FP8, the
+/// rest BF16.
 inline ModelSizes sizes_of_35b() {
     ModelConfig c;
     c.hidden = 2048;
@@ -71,7 +73,9 @@ inline ModelSizes sizes_of_35b() {
 
 /// Any shape the plan must cope with, odd numbers of rows and heads among them.
 inline ModelSizes random_sizes(std::mt19937& random) {
-    const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+    const auto pick = [&](int low, int high) {
+        return std::uniform_int_distribution<int>(low, high)(random);
+    };
     ModelConfig c;
     c.hidden = pick(0, 1) ? 16 * pick(1, 20) : 2 * pick(4, 100);
     c.vocab = pick(1, 3000);

@@ -1,6 +1,7 @@
-// The CPU's arithmetic, done as late as a GPU far behind its host may do it: calls only queue; the queue runs when the host waits
-// for something, and then to its end, before a copy behind it is carried out that no one has held for. So a host that reads
-// before it waits finds old data, and a copy whose source is written again without a hold is wrong, every time.
+// The CPU's arithmetic, done as late as a GPU far behind its host may do it: calls only queue; the queue runs
+// when the host waits for something, and then to its end, before a copy behind it is carried out that no one
+// has held for. So a host that reads before it waits finds old data, and a copy whose source is written again
+// without a hold is wrong, every time.
 #pragma once
 
 #include <cstring>
@@ -58,34 +59,44 @@ public:
     void embed(const Matrix& table, const Rows& rows, float* x) override {
         queue([=, this, &table, kept = Kept(rows)] { CpuBackend::embed(table, kept.rows(), x); });
     }
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids) override {
-        queue([=, this, kept = std::vector<Row>(rows.begin(), rows.end())] { CpuBackend::place_rows(to, kept, tokens, ids); });
+    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                    std::int64_t ids) override {
+        queue([=, this, kept = std::vector<Row>(rows.begin(), rows.end())] {
+            CpuBackend::place_rows(to, kept, tokens, ids);
+        });
     }
-    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width, float* y) override {
+    void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
+                  float* y) override {
         queue([=, this] { CpuBackend::rms_norm(x, weight, eps, rows, width, y); });
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
-        queue([=, this, kept = std::vector<Projection>(to.begin(), to.end())] { CpuBackend::project(kept, x, rows); });
+        queue([=, this, kept = std::vector<Projection>(to.begin(), to.end())] {
+            CpuBackend::project(kept, x, rows);
+        });
     }
-    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b, const float* a,
+    void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                   const float* a, float* out, std::int64_t stride) override {
+        queue([=, this, kept = Kept(rows)] {
+            CpuBackend::delta_net(net, kept.rows(), qkv, z, b, a, out, stride);
+        });
+    }
+    void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
                    float* out, std::int64_t stride) override {
-        queue([=, this, kept = Kept(rows)] { CpuBackend::delta_net(net, kept.rows(), qkv, z, b, a, out, stride); });
-    }
-    void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v, float* out,
-                   std::int64_t stride) override {
         queue([=, this, kept = Kept(rows)] { CpuBackend::attention(t, kept.rows(), qg, k, v, out, stride); });
     }
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
         queue([=, this] { CpuBackend::route(logits, rows, experts, routes); });
     }
-    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x, std::int64_t rows, float* act,
-                    std::int64_t stride, float* shared_act, std::int64_t shared_stride) override {
+    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                    std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                    std::int64_t shared_stride) override {
         queue([=, this, &routed, &shared] {
             CpuBackend::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride);
         });
     }
-    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act, const float* shared_act,
-                      const float* shared_gate, std::int64_t rows, float* out, std::int64_t stride) override {
+    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+                      const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
+                      std::int64_t stride) override {
         queue([=, this, &routed, &shared] {
             CpuBackend::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride);
         });
@@ -93,8 +104,8 @@ public:
     void add(const float* h, const float* y, float* sum, std::int64_t n) override {
         queue([=, this] { CpuBackend::add(h, y, sum, n); });
     }
-    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids, const std::uint8_t* masked,
-                std::int32_t* token, std::int32_t* finite) override {
+    void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
+                const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override {
         queue([=, this] { CpuBackend::argmax(logits, rows, stride, ids, masked, token, finite); });
     }
 

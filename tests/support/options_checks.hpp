@@ -1,4 +1,5 @@
-// What the tests of the options share: command lines parsed and refused, and a folder for job and prompt files.
+// What the tests of the options share: command lines parsed and refused, and a folder for job and prompt
+// files.
 #pragma once
 
 #include <unistd.h>

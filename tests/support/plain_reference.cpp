@@ -31,7 +31,8 @@ double dot(const double* a, const double* b, std::int64_t n) {
 /// y = x W^T for stored [out, in] weights.
 PlainMatrix apply(const PlainMatrix& w, const PlainMatrix& x) {
     if (w.cols != x.cols)
-        throw std::runtime_error("matrix of " + std::to_string(w.cols) + " columns on a vector of " + std::to_string(x.cols));
+        throw std::runtime_error("matrix of " + std::to_string(w.cols) + " columns on a vector of " +
+                                 std::to_string(x.cols));
     PlainMatrix y(x.rows, w.rows);
     for (std::int64_t r = 0; r < w.rows; ++r)
         for (std::int64_t t = 0; t < x.rows; ++t) y[t][r] = dot(w[r], x[t], w.cols);
@@ -55,12 +56,14 @@ PlainMatrix rows_of(const PlainMatrix& m, std::int64_t begin, std::int64_t rows)
 PlainReference::PlainReference(const std::filesystem::path& directory) {
     read_config(directory);
     const PlainSafetensors files(directory);
-    const std::string prefix = files.find("model.language_model.embed_tokens.weight") ? "model.language_model." : "model.";
+    const std::string prefix =
+        files.find("model.language_model.embed_tokens.weight") ? "model.language_model." : "model.";
     embedding_ = plain_matrix(files, prefix + "embed_tokens");
     norm_ = plain_values(files.at(prefix + "norm.weight"));
     head_ = tied_ ? embedding_ : plain_matrix(files, "lm_head");
     for (std::size_t i = 0; i < attention_layers_.size(); ++i)
-        layers_.push_back(read_layer(files, prefix + "layers." + std::to_string(i) + ".", attention_layers_[i]));
+        layers_.push_back(
+            read_layer(files, prefix + "layers." + std::to_string(i) + ".", attention_layers_[i]));
 }
 
 void PlainReference::read_config(const std::filesystem::path& directory) {
@@ -83,15 +86,16 @@ void PlainReference::read_config(const std::filesystem::path& directory) {
     top_k_ = integer("num_experts_per_tok");
     eps_ = double(text["rms_norm_eps"]);
     const auto rope = text["rope_parameters"];
-    theta_ =
-        rope["rope_theta"].is_double() ? double(rope["rope_theta"]) : static_cast<double>(std::int64_t(rope["rope_theta"]));
+    theta_ = rope["rope_theta"].is_double() ? double(rope["rope_theta"])
+                                            : static_cast<double>(std::int64_t(rope["rope_theta"]));
     rotary_ = static_cast<int>(head_dim_ * double(rope["partial_rotary_factor"]));
     tied_ = bool(root["tie_word_embeddings"]);
     for (const std::string_view kind : simdjson::dom::array(text["layer_types"]))
         attention_layers_.push_back(kind == "full_attention");
 }
 
-PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, const std::string& p, bool attention) const {
+PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, const std::string& p,
+                                                 bool attention) const {
     const auto vector = [&](const std::string& name) { return plain_values(files.at(p + name)); };
     const auto matrix = [&](const std::string& name) { return plain_matrix(files, p + name); };
     Layer l;
@@ -125,12 +129,14 @@ PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, 
         auto down = plain_stack(files, p + "mlp.experts.down_proj");
         for (std::size_t e = 0; e < gate_up.size(); ++e) {
             const std::int64_t width = gate_up[e].rows / 2;
-            l.experts.push_back({rows_of(gate_up[e], 0, width), rows_of(gate_up[e], width, width), std::move(down[e])});
+            l.experts.push_back(
+                {rows_of(gate_up[e], 0, width), rows_of(gate_up[e], width, width), std::move(down[e])});
         }
     } else {
         for (int e = 0; e < experts_; ++e) {
             const std::string name = "mlp.experts." + std::to_string(e);
-            l.experts.push_back({matrix(name + ".gate_proj"), matrix(name + ".up_proj"), matrix(name + ".down_proj")});
+            l.experts.push_back(
+                {matrix(name + ".gate_proj"), matrix(name + ".up_proj"), matrix(name + ".down_proj")});
         }
     }
     return l;
@@ -141,7 +147,8 @@ PlainMatrix PlainReference::rms_norm(const PlainMatrix& x, const std::vector<dou
     PlainMatrix y(x.rows, x.cols);
     for (std::int64_t t = 0; t < x.rows; ++t) {
         const double s = 1.0 / std::sqrt(dot(x[t], x[t], x.cols) / static_cast<double>(x.cols) + eps_);
-        for (std::int64_t i = 0; i < x.cols; ++i) y[t][i] = x[t][i] * s * (1.0 + weight[static_cast<std::size_t>(i)]);
+        for (std::int64_t i = 0; i < x.cols; ++i)
+            y[t][i] = x[t][i] * s * (1.0 + weight[static_cast<std::size_t>(i)]);
     }
     return y;
 }
@@ -163,9 +170,10 @@ PlainMatrix PlainReference::attention(const Layer& l, const PlainMatrix& x, Plai
                 head = rms_norm(head, weight);
                 const int half = rotary_ / 2;
                 for (int i = 0; i < half; ++i) {
-                    // Frequencies and angles are fp32 by the model's definition; their rounding is part of the model.
-                    const float power =
-                        static_cast<float>(std::pow(theta_, static_cast<float>(2 * i) / static_cast<float>(rotary_)));
+                    // Frequencies and angles are fp32 by the model's definition; their rounding is part of
+                    // the model.
+                    const float power = static_cast<float>(
+                        std::pow(theta_, static_cast<float>(2 * i) / static_cast<float>(rotary_)));
                     const float angle = static_cast<float>(t) * (1.0f / power);
                     const double c = std::cos(double{angle}), s = std::sin(double{angle});
                     const double a = head[0][i], b = head[0][i + half];
@@ -184,7 +192,8 @@ PlainMatrix PlainReference::attention(const Layer& l, const PlainMatrix& x, Plai
             const std::int64_t kv = h / (heads_ / kv_heads_) * d;
             double top = -INFINITY, sum = 0;
             for (std::int64_t s = 0; s <= t; ++s) {
-                p[static_cast<std::size_t>(s)] = dot(query[t] + d * h, out.keys[s] + kv, d) / std::sqrt(static_cast<double>(d));
+                p[static_cast<std::size_t>(s)] =
+                    dot(query[t] + d * h, out.keys[s] + kv, d) / std::sqrt(static_cast<double>(d));
                 top = std::max(top, p[static_cast<std::size_t>(s)]);
             }
             for (std::int64_t s = 0; s <= t; ++s)
@@ -207,7 +216,8 @@ PlainMatrix PlainReference::delta_net(const Layer& l, const PlainMatrix& x, Plai
         for (int c = 0; c < channels; ++c) {
             double s = 0;
             for (int j = 0; j < taps_; ++j)
-                if (const std::int64_t at = t - (taps_ - 1) + j; at >= 0) s += l.conv[c][j] * out.conv_inputs[at][c];
+                if (const std::int64_t at = t - (taps_ - 1) + j; at >= 0)
+                    s += l.conv[c][j] * out.conv_inputs[at][c];
             u[t][c] = silu(s);
         }
     for (std::int64_t t = 0; t < n; ++t)
@@ -240,7 +250,8 @@ PlainMatrix PlainReference::delta_net(const Layer& l, const PlainMatrix& x, Plai
                     o[j] += state[i * dv + j] * q[i];
                 }
             const double s = 1.0 / std::sqrt(dot(o, o, dv) / dv + eps_);
-            for (int j = 0; j < dv; ++j) o[j] *= s * l.gated_norm[static_cast<std::size_t>(j)] * silu(z[t][h * dv + j]);
+            for (int j = 0; j < dv; ++j)
+                o[j] *= s * l.gated_norm[static_cast<std::size_t>(j)] * silu(z[t][h * dv + j]);
         }
     return apply(l.out, mixed);
 }
@@ -268,12 +279,14 @@ PlainMatrix PlainReference::mixture(const Layer& l, const PlainMatrix& x, PlainT
         // Softmax over all experts, renormalized over the chosen, is the softmax over the chosen.
         double sum = 0;
         for (int i = 0; i < top_k_; ++i)
-            sum += out.router_weights[t][i] = std::exp(logits[order[static_cast<std::size_t>(i)]] - logits[order[0]]);
+            sum += out.router_weights[t][i] =
+                std::exp(logits[order[static_cast<std::size_t>(i)]] - logits[order[0]]);
         PlainMatrix one(1, x.cols);
         std::copy_n(x[t], x.cols, one[0]);
         for (int i = 0; i < top_k_; ++i) {
             out.router_weights[t][i] /= sum;
-            const PlainMatrix e = run(l.experts[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])], one);
+            const PlainMatrix e =
+                run(l.experts[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])], one);
             for (std::int64_t c = 0; c < x.cols; ++c) y[t][c] += out.router_weights[t][i] * e[0][c];
         }
     }
@@ -283,7 +296,8 @@ PlainMatrix PlainReference::mixture(const Layer& l, const PlainMatrix& x, PlainT
 PlainTrace PlainReference::trace(const std::vector<int>& ids) const {
     PlainTrace trace;
     PlainMatrix h(static_cast<std::int64_t>(ids.size()), hidden_);
-    for (std::int64_t t = 0; t < h.rows; ++t) std::copy_n(embedding_[ids[static_cast<std::size_t>(t)]], hidden_, h[t]);
+    for (std::int64_t t = 0; t < h.rows; ++t)
+        std::copy_n(embedding_[ids[static_cast<std::size_t>(t)]], hidden_, h[t]);
     trace.embedding = h;
     for (const auto& l : layers_) {
         auto& out = trace.layers.emplace_back();
@@ -300,7 +314,8 @@ PlainTrace PlainReference::trace(const std::vector<int>& ids) const {
 
 std::vector<double> PlainReference::head(const double* normed) const {
     std::vector<double> y(static_cast<std::size_t>(head_.rows));
-    for (std::int64_t r = 0; r < head_.rows; ++r) y[static_cast<std::size_t>(r)] = dot(head_[r], normed, hidden_);
+    for (std::int64_t r = 0; r < head_.rows; ++r)
+        y[static_cast<std::size_t>(r)] = dot(head_[r], normed, hidden_);
     return y;
 }
 

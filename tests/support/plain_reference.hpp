@@ -1,4 +1,5 @@
-// A plain forward of the model in double, straight from the formulas: no cut, no cache, no chunking, no code of src/.
+// A plain forward of the model in double, straight from the formulas: no cut, no cache, no chunking, no code
+// of src/.
 #pragma once
 
 #include <filesystem>
@@ -12,13 +13,14 @@ namespace ftmpi::testing {
 /// Everything one pass gives; matrices have one row a position.
 struct PlainTrace {
     struct Layer {
-        PlainMatrix mixer, moe;                        ///< block outputs before they are added to the residual
-        PlainMatrix hidden;                            ///< residual stream after the layer
-        PlainMatrix router_logits, router_weights;     ///< [position][expert], [position][k]
-        std::vector<std::vector<int>> router_experts;  ///< [position][k], by falling probability, ties to the lower id
-        PlainMatrix keys, values;                      ///< attention: [position][kv head * head dim], keys after norm and RoPE
-        PlainMatrix recurrent;    ///< delta net, after the last position: [value head * key dim][value dim]
-        PlainMatrix conv_inputs;  ///< delta net: [position][channel], before the convolution
+        PlainMatrix mixer, moe;                     ///< block outputs before they are added to the residual
+        PlainMatrix hidden;                         ///< residual stream after the layer
+        PlainMatrix router_logits, router_weights;  ///< [position][expert], [position][k]
+        std::vector<std::vector<int>>
+            router_experts;        ///< [position][k], by falling probability, ties to the lower id
+        PlainMatrix keys, values;  ///< attention: [position][kv head * head dim], keys after norm and RoPE
+        PlainMatrix recurrent;     ///< delta net, after the last position: [value head * key dim][value dim]
+        PlainMatrix conv_inputs;   ///< delta net: [position][channel], before the convolution
     };
     PlainMatrix embedding;
     std::vector<Layer> layers;
@@ -64,8 +66,8 @@ private:
 
     std::vector<bool> attention_layers_;
     std::int64_t hidden_ = 0;
-    int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, rotary_ = 0, key_heads_ = 0, value_heads_ = 0, key_dim_ = 0, value_dim_ = 0,
-        taps_ = 0, experts_ = 0, top_k_ = 0;
+    int heads_ = 0, kv_heads_ = 0, head_dim_ = 0, rotary_ = 0, key_heads_ = 0, value_heads_ = 0, key_dim_ = 0,
+        value_dim_ = 0, taps_ = 0, experts_ = 0, top_k_ = 0;
     double theta_ = 0, eps_ = 0;
     bool tied_ = false;
     PlainMatrix embedding_, head_;

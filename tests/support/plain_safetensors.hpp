@@ -1,5 +1,6 @@
-// A second, minimal reading of safetensors files for tests: whole files in memory, no checks beyond what tests need.
-// It shares nothing with src/checkpoint, so that a mistake there cannot hide behind the same mistake here.
+// A second, minimal reading of safetensors files for tests: whole files in memory, no checks beyond what
+// tests need. It shares nothing with src/checkpoint, so that a mistake there cannot hide behind the same
+// mistake here.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,8 @@ double from_fields(std::uint64_t bits, int exponent_bits, int fraction_bits) {
     const auto exponent = static_cast<int>(bits >> fraction_bits & ((1ull << exponent_bits) - 1));
     const int bias = (1 << (exponent_bits - 1)) - 1;
     const double sign = bits >> (exponent_bits + fraction_bits) & 1 ? -1.0 : 1.0;
-    if (exponent == (1 << exponent_bits) - 1) return fraction != 0 ? kNaN : sign * std::numeric_limits<double>::infinity();
+    if (exponent == (1 << exponent_bits) - 1)
+        return fraction != 0 ? kNaN : sign * std::numeric_limits<double>::infinity();
     if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
     return sign * std::ldexp(1.0 + std::ldexp(fraction, -fraction_bits), exponent - bias);
 }
@@ -37,16 +38,19 @@ PlainMatrix four_bit(const PlainTensor& codes, const PlainTensor& scales, bool e
         for (std::int64_t c = 0; c < m.cols; ++c) {
             const unsigned byte = codes.data[r * m.cols / 2 + c / 2];
             const unsigned scale = scales.data[r * groups + c / group];
-            m[r][c] = plain_e2m1(c % 2 ? byte >> 4 : byte & 15) * (e8m0 ? plain_e8m0(scale) : plain_e4m3(scale)) * global;
+            m[r][c] = plain_e2m1(c % 2 ? byte >> 4 : byte & 15) *
+                      (e8m0 ? plain_e8m0(scale) : plain_e4m3(scale)) * global;
         }
     return m;
 }
 
 /// FP8 codes of rows x cols with one scale, one a row or one a 128x128 block.
-PlainMatrix eight_bit(const unsigned char* codes, std::int64_t rows, std::int64_t cols, const double* scales, std::int64_t n) {
+PlainMatrix eight_bit(const unsigned char* codes, std::int64_t rows, std::int64_t cols, const double* scales,
+                      std::int64_t n) {
     PlainMatrix m(rows, cols);
     const std::int64_t across = (cols + 127) / 128, down = (rows + 127) / 128;
-    if (n != 1 && n != down * across && n != rows) throw std::runtime_error("unexpected number of FP8 scales");
+    if (n != 1 && n != down * across && n != rows)
+        throw std::runtime_error("unexpected number of FP8 scales");
     double value[256];
     for (unsigned i = 0; i < 256; ++i) value[i] = plain_e4m3(i);
     for (std::int64_t r = 0; r < rows; ++r)
@@ -72,22 +76,19 @@ double plain_e2m1(unsigned code) {
     return kValues[code];
 }
 
-double plain_e8m0(unsigned code) { return code == 255 ? kNaN : std::ldexp(1.0, static_cast<int>(code) - 127); }
+double plain_e8m0(unsigned code) {
+    return code == 255 ? kNaN : std::ldexp(1.0, static_cast<int>(code) - 127);
+}
 
 std::vector<double> plain_values(const PlainTensor& t) {
     std::vector<double> v(static_cast<std::size_t>(t.elements()));
     const auto* p = t.data;
     for (auto& x : v) {
-        if (t.dtype == "BF16")
-            x = from_fields(little_endian(p, 2), 8, 7), p += 2;
-        else if (t.dtype == "F16")
-            x = from_fields(little_endian(p, 2), 5, 10), p += 2;
-        else if (t.dtype == "F32")
-            x = from_fields(little_endian(p, 4), 8, 23), p += 4;
-        else if (t.dtype == "I32")
-            x = static_cast<std::int32_t>(little_endian(p, 4)), p += 4;
-        else
-            throw std::runtime_error("not a plain number type: " + t.dtype);
+        if (t.dtype == "BF16") x = from_fields(little_endian(p, 2), 8, 7), p += 2;
+        else if (t.dtype == "F16") x = from_fields(little_endian(p, 2), 5, 10), p += 2;
+        else if (t.dtype == "F32") x = from_fields(little_endian(p, 4), 8, 23), p += 4;
+        else if (t.dtype == "I32") x = static_cast<std::int32_t>(little_endian(p, 4)), p += 4;
+        else throw std::runtime_error("not a plain number type: " + t.dtype);
     }
     return v;
 }
@@ -95,12 +96,14 @@ std::vector<double> plain_values(const PlainTensor& t) {
 PlainMatrix plain_matrix(const PlainSafetensors& files, const std::string& module) {
     if (const auto* packed = files.find(module + ".weight_packed")) {
         const auto* global = files.find(module + ".weight_global_scale");
-        return four_bit(*packed, files.at(module + ".weight_scale"), !global, global ? 1.0 / plain_values(*global).at(0) : 1.0);
+        return four_bit(*packed, files.at(module + ".weight_scale"), !global,
+                        global ? 1.0 / plain_values(*global).at(0) : 1.0);
     }
     const auto& weight = files.at(module + ".weight");
     if (weight.dtype == "U8") {
         const auto* global = files.find(module + ".weight_scale_2");
-        return four_bit(weight, files.at(module + ".weight_scale"), !global, global ? plain_values(*global).at(0) : 1.0);
+        return four_bit(weight, files.at(module + ".weight_scale"), !global,
+                        global ? plain_values(*global).at(0) : 1.0);
     }
     if (weight.dtype == "F8_E4M3") {
         const auto* inverse = files.find(module + ".weight_scale_inv");

@@ -1,4 +1,5 @@
-// A second decoder of every weight layout, to double, by value tables written out from the formats' definitions.
+// A second decoder of every weight layout, to double, by value tables written out from the formats'
+// definitions.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +29,13 @@ double plain_e8m0(unsigned code);  ///< 0..255; 0xff is NaN
 std::vector<double> plain_values(const PlainTensor& tensor);
 
 /// The matrix of MODULE (a name without ".weight"), decoded by what keys exist beside it:
-/// weight_packed + weight_global_scale (divide) | weight + weight_scale_2 (multiply) | 4-bit codes with U8 or F8_E8M0 scales |
-/// F8_E4M3 with weight_scale_inv or weight_scale of one, `rows` or 128x128-block elements | plain numbers.
+/// weight_packed + weight_global_scale (divide) | weight + weight_scale_2 (multiply) | 4-bit codes with U8 or
+/// F8_E8M0 scales | F8_E4M3 with weight_scale_inv or weight_scale of one, `rows` or 128x128-block elements |
+/// plain numbers.
 PlainMatrix plain_matrix(const PlainSafetensors& files, const std::string& module);
 
-/// The matrices of a fused expert tensor NAME [count, rows, cols], BF16 or FP8 with NAME_scale_inv or NAME_scale of one element
-/// a matrix, one a row, or one a 128x128 block.
+/// The matrices of a fused expert tensor NAME [count, rows, cols], BF16 or FP8 with NAME_scale_inv or
+/// NAME_scale of one element a matrix, one a row, or one a 128x128 block.
 std::vector<PlainMatrix> plain_stack(const PlainSafetensors& files, const std::string& name);
 
 }  // namespace ftmpi::testing

@@ -17,18 +17,14 @@ public:
     explicit Inventory(RealCheckpoint kind) : kind_(kind) {
         plain("model.language_model.embed_tokens.weight", {vocabulary, hidden});
         plain("model.language_model.norm.weight", {hidden});
-        if (kind == RealCheckpoint::nvfp4)
-            nvfp4("lm_head", vocabulary, hidden);
-        else
-            plain("lm_head.weight", {vocabulary, hidden});
+        if (kind == RealCheckpoint::nvfp4) nvfp4("lm_head", vocabulary, hidden);
+        else plain("lm_head.weight", {vocabulary, hidden});
         for (std::int64_t l = 0; l < layers; ++l) {
             const auto p = "model.language_model.layers." + std::to_string(l) + ".";
             norms(p);
             experts_of(p + "mlp.", kind);
-            if (is_attention(l))
-                attention(p + "self_attn.", kind);
-            else
-                delta_net(p + "linear_attn.");
+            if (is_attention(l)) attention(p + "self_attn.", kind);
+            else delta_net(p + "linear_attn.");
         }
         mtp();
         vision();
@@ -39,7 +35,9 @@ public:
 private:
     using Shape = std::vector<std::int64_t>;
 
-    void add(std::string name, DType dtype, Shape shape) { entries_.push_back({std::move(name), dtype, std::move(shape)}); }
+    void add(std::string name, DType dtype, Shape shape) {
+        entries_.push_back({std::move(name), dtype, std::move(shape)});
+    }
     void plain(std::string name, Shape shape) { add(std::move(name), DType::bf16, std::move(shape)); }
 
     void nvfp4(const std::string& p, std::int64_t rows, std::int64_t cols) {
@@ -53,7 +51,8 @@ private:
     void projection(const std::string& p, std::int64_t rows, std::int64_t cols, RealCheckpoint kind) {
         if (kind == RealCheckpoint::bf16) return plain(p + ".weight", {rows, cols});
         add(p + ".weight", DType::f8_e4m3, {rows, cols});
-        if (kind == RealCheckpoint::fp8) return plain(p + ".weight_scale_inv", {(rows + 127) / 128, (cols + 127) / 128});
+        if (kind == RealCheckpoint::fp8)
+            return plain(p + ".weight_scale_inv", {(rows + 127) / 128, (cols + 127) / 128});
         add(p + ".weight_scale", DType::f32, {});
         add(p + ".input_scale", DType::f32, {});
     }
@@ -65,10 +64,8 @@ private:
 
     void mlp(const std::string& p, RealCheckpoint kind) {
         const auto matrix = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
-            if (kind == RealCheckpoint::nvfp4)
-                nvfp4(p + name, rows, cols);
-            else
-                projection(p + name, rows, cols, kind);
+            if (kind == RealCheckpoint::nvfp4) nvfp4(p + name, rows, cols);
+            else projection(p + name, rows, cols, kind);
         };
         matrix("gate_proj", width, hidden);
         matrix("up_proj", width, hidden);
@@ -128,7 +125,8 @@ private:
         constexpr std::int64_t h = 1152, w = 4304;
         for (int b = 0; b < 27; ++b) {
             const auto p = "model.visual.blocks." + std::to_string(b) + ".";
-            for (const char* n : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"}) plain(p + n, {h});
+            for (const char* n : {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"})
+                plain(p + n, {h});
             linear(p + "attn.qkv", 3 * h, h);
             linear(p + "attn.proj", h, h);
             linear(p + "mlp.linear_fc1", w, h);
@@ -150,7 +148,9 @@ private:
 /// The module names that ModelOpt lists as quantized, with their algorithm, as JSON members.
 std::string quantized_layers() {
     std::string out;
-    const auto fp8 = [&](const std::string& module) { out += json_string(module) + R"(:{"quant_algo":"FP8"},)"; };
+    const auto fp8 = [&](const std::string& module) {
+        out += json_string(module) + R"(:{"quant_algo":"FP8"},)";
+    };
     const auto nvfp4 = [&](const std::string& module) {
         out += json_string(module) + R"(:{"quant_algo":"W4A16_NVFP4","group_size":16},)";
     };
@@ -186,7 +186,8 @@ std::string quantization_json(RealCheckpoint kind) {
         kept += "," + json_string(p + "mlp.gate") + "," + json_string(p + "mlp.shared_expert_gate") + "," +
                 json_string(p + "input_layernorm");
         if (!is_attention(l))
-            for (const char* n : {"conv1d", "in_proj_a", "in_proj_b"}) kept += "," + json_string(p + "linear_attn." + n);
+            for (const char* n : {"conv1d", "in_proj_a", "in_proj_b"})
+                kept += "," + json_string(p + "linear_attn." + n);
     }
     return R"(,"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic","fmt":"e4m3","weight_block_size":[128,128],
 "modules_to_not_convert":[)" +
@@ -205,7 +206,8 @@ std::vector<InventoryEntry> real_inventory(RealCheckpoint kind) { return Invento
 
 std::string real_config_json(RealCheckpoint kind) {
     std::string types;
-    for (std::int64_t l = 0; l < layers; ++l) types += is_attention(l) ? ",\"full_attention\"" : ",\"linear_attention\"";
+    for (std::int64_t l = 0; l < layers; ++l)
+        types += is_attention(l) ? ",\"full_attention\"" : ",\"linear_attention\"";
     return R"({"architectures":["Qwen3_5MoeForConditionalGeneration"],"model_type":"qwen3_5_moe","dtype":"bfloat16",
 "tie_word_embeddings":false,"image_token_id":248056,"video_token_id":248057,"vision_start_token_id":248053,"vision_end_token_id":248054,
 "text_config":{"model_type":"qwen3_5_moe_text","dtype":"bfloat16","attention_bias":false,"attention_dropout":0.0,
@@ -236,7 +238,8 @@ std::string real_generation_config_json() {
 "top_k":20,"top_p":0.95})";
 }
 
-void write_sparse_checkpoint(const std::filesystem::path& directory, const std::vector<InventoryEntry>& inventory, int shards) {
+void write_sparse_checkpoint(const std::filesystem::path& directory,
+                             const std::vector<InventoryEntry>& inventory, int shards) {
     std::uint64_t total = 0;
     for (const auto& e : inventory) total += e.bytes();
     std::vector<std::pair<std::string, std::string>> weight_map;
@@ -244,7 +247,9 @@ void write_sparse_checkpoint(const std::filesystem::path& directory, const std::
     std::size_t next = 0;
     std::uint64_t written = 0;
     for (int s = 1; s <= shards; ++s) {
-        const auto number = [](int n) { return std::string(5 - std::to_string(n).size(), '0') + std::to_string(n); };
+        const auto number = [](int n) {
+            return std::string(5 - std::to_string(n).size(), '0') + std::to_string(n);
+        };
         const auto file = "model-" + number(s) + "-of-" + number(shards) + ".safetensors";
         const auto limit = total / static_cast<std::uint64_t>(shards) * static_cast<std::uint64_t>(s);
         std::vector<const InventoryEntry*> entries;
@@ -254,8 +259,11 @@ void write_sparse_checkpoint(const std::filesystem::path& directory, const std::
             bytes += inventory[next].bytes();
         }
         written += bytes;
-        const auto is_scale = [](const InventoryEntry* e) { return e->dtype == DType::f32 && e->bytes() == 4; };
-        const auto scales = std::stable_partition(entries.begin(), entries.end(), [&](const auto* e) { return !is_scale(e); });
+        const auto is_scale = [](const InventoryEntry* e) {
+            return e->dtype == DType::f32 && e->bytes() == 4;
+        };
+        const auto scales = std::stable_partition(entries.begin(), entries.end(),
+                                                  [&](const auto* e) { return !is_scale(e); });
         std::string header = "{";
         std::uint64_t begin = 0;
         for (const auto* e : entries) {

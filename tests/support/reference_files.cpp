@@ -21,7 +21,8 @@ std::string text_of(const simdjson::dom::element& e) { return std::string(std::s
 ReferenceFiles::ReferenceFiles(const std::filesystem::path& directory, const std::string& variant)
     : tensors_(directory / ("reference-" + variant + ".safetensors")) {
     simdjson::dom::parser parser;
-    const simdjson::dom::element root = parser.load((directory / ("reference-" + variant + ".json")).string());
+    const simdjson::dom::element root =
+        parser.load((directory / ("reference-" + variant + ".json")).string());
     for (const auto& e : simdjson::dom::array(root["prompts"])) {
         ReferencePrompt p;
         p.name = text_of(e["name"]);

@@ -16,8 +16,9 @@ struct ReferencePrompt {
     int first_stop = -1;         ///< index of the first stop id in greedy_ids, -1 when there is none
 };
 
-/// reference-VARIANT.safetensors and .json of one checkpoint. Row i of NAME.top_ids, NAME.top_logits (64 each, largest first)
-/// and NAME.logits gives greedy token i; row 0 belongs to the last prompt position. trace.* has one row a prompt position.
+/// reference-VARIANT.safetensors and .json of one checkpoint. Row i of NAME.top_ids, NAME.top_logits (64
+/// each, largest first) and NAME.logits gives greedy token i; row 0 belongs to the last prompt position.
+/// trace.* has one row a prompt position.
 class ReferenceFiles {
 public:
     ReferenceFiles(const std::filesystem::path& directory, const std::string& variant);
@@ -27,7 +28,9 @@ public:
     bool has(const std::string& tensor) const { return tensors_.find(tensor) != nullptr; }
     std::vector<int> ids(const std::string& tensor) const;
     std::vector<float> floats(const std::string& tensor) const;
-    const std::vector<std::int64_t>& shape(const std::string& tensor) const { return tensors_.at(tensor).shape; }
+    const std::vector<std::int64_t>& shape(const std::string& tensor) const {
+        return tensors_.at(tensor).shape;
+    }
 
 private:
     PlainSafetensors tensors_;

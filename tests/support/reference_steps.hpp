@@ -1,5 +1,5 @@
-// Every step of a backend, scalar and one row at a time, straight from numerics.hpp on unpacked data. Tests hold backends equal
-// to these bit by bit.
+// Every step of a backend, scalar and one row at a time, straight from numerics.hpp on unpacked data. Tests
+// hold backends equal to these bit by bit.
 #pragma once
 
 #include <cmath>
@@ -15,13 +15,14 @@ namespace ftmpi::reference {
 
 using ftmpi::Random;
 
-/// A stored matrix with random legal contents, laid out as a file would: rows with gaps, in two blocks a group.
+/// A stored matrix with random legal contents, laid out as a file would: rows with gaps, in two blocks a
+/// group.
 struct StoredMatrix {
     Format format;
     std::int64_t groups, rows, cols;
     std::size_t pitch, scale_pitch;
     std::vector<std::uint8_t> codes,
-        scales;                      ///< [groups * rows][pitch]; scales per row, or one plane of 128-row blocks a group
+        scales;  ///< [groups * rows][pitch]; scales per row, or one plane of 128-row blocks a group
     std::vector<float> row_scales;   ///< fp8_row
     std::vector<float> multipliers;  ///< nvfp4, one a block of rows: [2 * groups]
 
@@ -45,7 +46,8 @@ struct StoredMatrix {
             for (auto& x : scales)
                 x = f == Format::mxfp4
                         ? static_cast<std::uint8_t>(118 + random.bits() % 8)
-                        : static_cast<std::uint8_t>(random.bits() % 9 == 0 ? random.bits() % 8 : random.bits() % 0x7f);
+                        : static_cast<std::uint8_t>(random.bits() % 9 == 0 ? random.bits() % 8
+                                                                           : random.bits() % 0x7f);
         }
         if (f == Format::fp8_row)
             for (std::int64_t i = 0; i < g * r; ++i) row_scales.push_back(random.unit() * 0.01f + 0.0101f);
@@ -54,7 +56,8 @@ struct StoredMatrix {
             for (std::int64_t i = 0; i < g * r; ++i)
                 for (std::int64_t k = 0; k < c; ++k) {
                     const std::uint16_t x = num::to_bf16(random.unit());
-                    std::memcpy(&codes[static_cast<std::size_t>(i) * pitch + static_cast<std::size_t>(k) * 2], &x, 2);
+                    std::memcpy(&codes[static_cast<std::size_t>(i) * pitch + static_cast<std::size_t>(k) * 2],
+                                &x, 2);
                 }
     }
 
@@ -65,7 +68,8 @@ struct StoredMatrix {
         MatrixSource s{format, groups, rows, cols, {}};
         for (std::int64_t g = 0; g < groups; ++g)
             for (int part = 0; part < 2; ++part) {
-                const std::int64_t from = part ? first_part() : 0, count = part ? rows - first_part() : first_part();
+                const std::int64_t from = part ? first_part() : 0,
+                                   count = part ? rows - first_part() : first_part();
                 const auto row = static_cast<std::size_t>(g * rows + from);
                 RowBlock b;
                 b.rows = count;
@@ -75,14 +79,15 @@ struct StoredMatrix {
                 b.name = "test.weight";
                 b.stored_row = from;
                 if (format == Format::fp8_block) {
-                    b.scales = reinterpret_cast<const std::byte*>(scales.data() +
-                                                                  static_cast<std::size_t>(g) * plane_rows() * scale_pitch);
+                    b.scales = reinterpret_cast<const std::byte*>(
+                        scales.data() + static_cast<std::size_t>(g) * plane_rows() * scale_pitch);
                     b.scale_type = DType::f32;
                     b.first_row = from + 5;  // blocks of 128 rows start elsewhere than the rows held
                 } else if (!scales.empty()) {
                     b.scales = reinterpret_cast<const std::byte*>(scales.data() + row * scale_pitch);
                 }
-                if (format == Format::fp8_row) b.row_scales = reinterpret_cast<const std::byte*>(row_scales.data() + row);
+                if (format == Format::fp8_row)
+                    b.row_scales = reinterpret_cast<const std::byte*>(row_scales.data() + row);
                 b.multiplier = multipliers[static_cast<std::size_t>(2 * g + part)];
                 s.blocks.push_back(b);
             }
@@ -101,7 +106,8 @@ struct StoredMatrix {
         if (format == Format::fp8_row) return num::dot_fp8_row(w, row_scales[i], x, cols);
         if (format == Format::fp8_block) {
             std::vector<float> s(static_cast<std::size_t>(scales_per_row(format, cols)));
-            const std::size_t plane = static_cast<std::size_t>(group) * plane_rows() + static_cast<std::size_t>(row + 5) / 128;
+            const std::size_t plane =
+                static_cast<std::size_t>(group) * plane_rows() + static_cast<std::size_t>(row + 5) / 128;
             std::memcpy(s.data(), scales.data() + plane * scale_pitch, s.size() * 4);
             return num::dot_fp8_block(w, s.data(), x, cols);
         }
@@ -111,8 +117,8 @@ struct StoredMatrix {
         num::quantize_blocks(x, cols, q.data(), e.data());
         const std::uint8_t* s = scales.data() + i * scale_pitch;
         if (format == Format::mxfp4) return num::dot_mxfp4(w, s, q.data(), e.data(), cols);
-        return num::dot_nvfp4(w, s, multipliers[static_cast<std::size_t>(2 * group + (row >= first_part()))], q.data(),
-                              e.data(), cols);
+        return num::dot_nvfp4(w, s, multipliers[static_cast<std::size_t>(2 * group + (row >= first_part()))],
+                              q.data(), e.data(), cols);
     }
 
 private:
@@ -123,15 +129,17 @@ private:
     }
 };
 
-/// One token of one value head of the delta net from the sequence's raw inputs so far. history: [taps - 1 + t][channels].
+/// One token of one value head of the delta net from the sequence's raw inputs so far. history: [taps - 1 +
+/// t][channels].
 struct DeltaReference {
     const DeltaNet& net;
-    std::vector<std::vector<float>> history;  ///< raw inputs, oldest first, starting with taps - 1 rows of zeros
-    std::vector<float> state;                 ///< [value_heads][key_dim][value_dim]
+    std::vector<std::vector<float>>
+        history;               ///< raw inputs, oldest first, starting with taps - 1 rows of zeros
+    std::vector<float> state;  ///< [value_heads][key_dim][value_dim]
 
     explicit DeltaReference(const DeltaNet& n)
-        : net(n),
-          history(static_cast<std::size_t>(n.taps - 1), std::vector<float>(static_cast<std::size_t>(n.channels()), 0.0f)),
+        : net(n), history(static_cast<std::size_t>(n.taps - 1),
+                          std::vector<float>(static_cast<std::size_t>(n.channels()), 0.0f)),
           state(static_cast<std::size_t>(n.value_heads * n.key_dim * n.value_dim), 0.0f) {}
 
     void token(const float* qkv, const float* z, const float* b, const float* a, float* out) {
@@ -139,9 +147,10 @@ struct DeltaReference {
         const std::size_t oldest = history.size() - static_cast<std::size_t>(net.taps);
         std::vector<float> u(static_cast<std::size_t>(net.channels()));
         for (int c = 0; c < net.channels(); ++c)
-            u[static_cast<std::size_t>(c)] = num::silu(num::causal_conv(net.conv + c * net.taps, net.taps, [&](int j) {
-                return history[oldest + static_cast<std::size_t>(j)][static_cast<std::size_t>(c)];
-            }));
+            u[static_cast<std::size_t>(c)] =
+                num::silu(num::causal_conv(net.conv + c * net.taps, net.taps, [&](int j) {
+                    return history[oldest + static_cast<std::size_t>(j)][static_cast<std::size_t>(c)];
+                }));
         const float root = num::inverse_root_of(net.key_dim);
         for (int h = 0; h < net.value_heads; ++h) {
             const int kh = h * net.key_heads / net.value_heads;
@@ -155,15 +164,18 @@ struct DeltaReference {
                 q.push_back(num::delta_query(q0[i], sq, root));
                 k.push_back(k0[i] * sk);
             }
-            const float beta = num::sigmoid(b[h]), decay = num::delta_decay(net.neg_exp_a[h], a[h], net.dt_bias[h]);
+            const float beta = num::sigmoid(b[h]),
+                        decay = num::delta_decay(net.neg_exp_a[h], a[h], net.dt_bias[h]);
             float* s = state.data() + h * net.key_dim * net.value_dim;
             std::vector<float> o;
             for (int j = 0; j < net.value_dim; ++j)
-                o.push_back(num::delta_rule_column(s + j, net.value_dim, net.key_dim, k.data(), q.data(), v[j], beta, decay));
-            const float scale = num::rms_scale(num::sum_of_squares(o.data(), net.value_dim), net.value_dim, net.eps);
+                o.push_back(num::delta_rule_column(s + j, net.value_dim, net.key_dim, k.data(), q.data(),
+                                                   v[j], beta, decay));
+            const float scale =
+                num::rms_scale(num::sum_of_squares(o.data(), net.value_dim), net.value_dim, net.eps);
             for (int j = 0; j < net.value_dim; ++j)
-                out[h * net.value_dim + j] =
-                    num::gated_norm(o[static_cast<std::size_t>(j)], scale, net.norm[j], z[h * net.value_dim + j]);
+                out[h * net.value_dim + j] = num::gated_norm(o[static_cast<std::size_t>(j)], scale,
+                                                             net.norm[j], z[h * net.value_dim + j]);
         }
     }
 };
@@ -188,7 +200,8 @@ struct AttentionReference {
         const int half = t.rotary_dim / 2;
         for (int i = 0; i < half; ++i) {
             const float a = y[static_cast<std::size_t>(i)], b = y[static_cast<std::size_t>(i + half)];
-            y[static_cast<std::size_t>(i)] = num::rope_first(a, b, t.cos[position * half + i], t.sin[position * half + i]);
+            y[static_cast<std::size_t>(i)] =
+                num::rope_first(a, b, t.cos[position * half + i], t.sin[position * half + i]);
             y[static_cast<std::size_t>(i + half)] =
                 num::rope_second(a, b, t.cos[position * half + i], t.sin[position * half + i]);
         }
@@ -207,16 +220,19 @@ struct AttentionReference {
             float max = 0, sum = 0;
             std::vector<float> merged(static_cast<std::size_t>(t.head_dim));
             for (std::int64_t p0 = 0; p0 <= position; p0 += num::kAttentionPiece) {
-                const int n = static_cast<int>(std::min<std::int64_t>(position - p0 + 1, num::kAttentionPiece));
+                const int n =
+                    static_cast<int>(std::min<std::int64_t>(position - p0 + 1, num::kAttentionPiece));
                 std::vector<float> s;
                 for (int i = 0; i < n; ++i)
-                    s.push_back(num::dot(q.data(), keys[kv].data() + (p0 + i) * t.head_dim, t.head_dim) * t.scale);
+                    s.push_back(num::dot(q.data(), keys[kv].data() + (p0 + i) * t.head_dim, t.head_dim) *
+                                t.scale);
                 const float m = num::piece_max(s.data(), n);
                 for (auto& x : s) x = num::exp(x - m);
                 const float l = num::sum(s.data(), n);
                 const num::Merge g = p0 ? num::merge_of(max, m) : num::Merge{m, 0, 0};
                 for (int d = 0; d < t.head_dim; ++d) {
-                    const float o = num::piece_column(s.data(), values[kv].data() + p0 * t.head_dim + d, t.head_dim, n);
+                    const float o =
+                        num::piece_column(s.data(), values[kv].data() + p0 * t.head_dim + d, t.head_dim, n);
                     auto& old = merged[static_cast<std::size_t>(d)];
                     old = p0 ? num::merge_value(old, o, g) : o;
                 }
@@ -225,7 +241,8 @@ struct AttentionReference {
             }
             const float* gate = qg + (2 * h + 1) * t.head_dim;
             for (int d = 0; d < t.head_dim; ++d)
-                out[h * t.head_dim + d] = num::attention_out(merged[static_cast<std::size_t>(d)], sum, gate[d]);
+                out[h * t.head_dim + d] =
+                    num::attention_out(merged[static_cast<std::size_t>(d)], sum, gate[d]);
         }
     }
 };

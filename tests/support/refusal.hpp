@@ -9,9 +9,9 @@
 
 namespace ftmpi::testing {
 
-/// "what | hint" of the Error that `call` ends with. Fails the test when its code is not `code`, or nothing is thrown.
-template <class Call>
-std::string refusal(Exit code, Call&& call) {
+/// "what | hint" of the Error that `call` ends with. Fails the test when its code is not `code`, or nothing
+/// is thrown.
+template <class Call> std::string refusal(Exit code, Call&& call) {
     try {
         std::forward<Call>(call)();
     } catch (const Error& error) {

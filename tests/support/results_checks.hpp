@@ -26,7 +26,8 @@ using Existing = ResultFile::Existing;
 struct Folder {
     Folder() {
         std::string name =
-            (::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : fs::temp_directory_path().string()) + "/ftmpi-results-XXXXXX";
+            (::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : fs::temp_directory_path().string()) +
+            "/ftmpi-results-XXXXXX";
         BOOST_REQUIRE(::mkdtemp(name.data()));
         path = name;
         file = path / "out.h5";
@@ -137,10 +138,9 @@ inline int in_child(const std::function<int()>& body) {
         int code = 99;
         try {
             code = body();
-        } catch (const Error& error) {
-            code = static_cast<int>(error.code());
-        }
-        std::exit(code);  // through the exit handlers: that is where a library that could not flush has crashed
+        } catch (const Error& error) { code = static_cast<int>(error.code()); }
+        std::exit(
+            code);  // through the exit handlers: that is where a library that could not flush has crashed
     }
     int status = 0;
     ::waitpid(pid, &status, 0);

@@ -10,7 +10,8 @@ namespace ftmpi {
 
 inline RunRecord sample_run(const std::string& model = "aaaa") {
     RunRecord run;
-    run.attributes = {{"version", "0.1.0"}, {"argv", "ftmpi --prompt \"x\""}, {"numerics", "exact"}, {"empty", ""}};
+    run.attributes = {
+        {"version", "0.1.0"}, {"argv", "ftmpi --prompt \"x\""}, {"numerics", "exact"}, {"empty", ""}};
     for (int r = 0; r < 3; ++r)
         run.ranks.push_back({{"host", "node" + std::to_string(r)},
                              {"driver", "570.10"},

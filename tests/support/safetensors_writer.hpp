@@ -1,4 +1,5 @@
-// Writes safetensors files and model directories for tests: well-formed ones from tensors, malformed ones from raw text.
+// Writes safetensors files and model directories for tests: well-formed ones from tensors, malformed ones
+// from raw text.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +19,8 @@
 
 namespace ftmpi::testing {
 
-/// A directory of its own under the system's temporary directory, removed with all it holds at the end of the scope.
+/// A directory of its own under the system's temporary directory, removed with all it holds at the end of the
+/// scope.
 class TemporaryDirectory {
 public:
     TemporaryDirectory() {
@@ -46,7 +48,8 @@ inline void write_file(const std::filesystem::path& path, std::string_view bytes
     if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
 }
 
-/// A tensor to write: dtype is the safetensors name ("BF16", "F8_E4M3", ...); bytes are row-major and little-endian.
+/// A tensor to write: dtype is the safetensors name ("BF16", "F8_E4M3", ...); bytes are row-major and
+/// little-endian.
 struct StoredTensor {
     std::string name;
     std::string dtype;
@@ -55,8 +58,7 @@ struct StoredTensor {
 };
 
 /// The object representation of `values`: bytes_of<float>({1, 2}), bytes_of<std::uint16_t>({0x3f80}).
-template <class T>
-std::vector<std::uint8_t> bytes_of(const std::vector<T>& values) {
+template <class T> std::vector<std::uint8_t> bytes_of(const std::vector<T>& values) {
     std::vector<std::uint8_t> bytes(values.size() * sizeof(T));
     if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
     return bytes;
@@ -72,12 +74,13 @@ inline std::string json_string(std::string_view text) {
 }
 
 /// One header entry: "NAME":{"dtype":...,"shape":[...],"data_offsets":[begin,end]}.
-inline std::string header_entry(std::string_view name, std::string_view dtype, const std::vector<std::int64_t>& shape,
-                                std::uint64_t begin, std::uint64_t end) {
+inline std::string header_entry(std::string_view name, std::string_view dtype,
+                                const std::vector<std::int64_t>& shape, std::uint64_t begin,
+                                std::uint64_t end) {
     std::string dims;
     for (const auto d : shape) dims += (dims.empty() ? "" : ",") + std::to_string(d);
-    return json_string(name) + ":{\"dtype\":" + json_string(dtype) + ",\"shape\":[" + dims + "],\"data_offsets\":[" +
-           std::to_string(begin) + "," + std::to_string(end) + "]}";
+    return json_string(name) + ":{\"dtype\":" + json_string(dtype) + ",\"shape\":[" + dims +
+           "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
 /// How a raw file departs from the format.
@@ -94,7 +97,8 @@ inline void write_raw_safetensors(const std::filesystem::path& path, std::string
     while (form.pad && text.size() % 8) text += form.padding;
     const std::uint64_t length = form.header_length.value_or(text.size());
     std::string bytes(8, '\0');
-    for (int i = 0; i < 8; ++i) bytes[static_cast<std::size_t>(i)] = static_cast<char>(length >> (8 * i) & 0xff);
+    for (int i = 0; i < 8; ++i)
+        bytes[static_cast<std::size_t>(i)] = static_cast<char>(length >> (8 * i) & 0xff);
     bytes += text;
     bytes.append(reinterpret_cast<const char*>(data.data()), data.size());
     write_file(path, bytes);
@@ -122,7 +126,8 @@ inline void write_index(const std::filesystem::path& directory,
 }
 
 /// Writes the shards (named model-00001-of-0000N.safetensors) and the index that agrees with them.
-inline void write_sharded(const std::filesystem::path& directory, const std::vector<std::vector<StoredTensor>>& shards) {
+inline void write_sharded(const std::filesystem::path& directory,
+                          const std::vector<std::vector<StoredTensor>>& shards) {
     std::vector<std::pair<std::string, std::string>> weight_map;
     const auto five = [](std::size_t n) {
         const auto digits = std::to_string(n);

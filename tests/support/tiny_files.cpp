@@ -10,10 +10,12 @@
 namespace ftmpi::testing {
 namespace {
 
-/// The printable stand-in that byte-level BPE has for a byte, as UTF-8: printable bytes stand for themselves, the others follow
-/// from U+0100 on in rising order.
+/// The printable stand-in that byte-level BPE has for a byte, as UTF-8: printable bytes stand for themselves,
+/// the others follow from U+0100 on in rising order.
 std::string byte_symbol(int byte) {
-    const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255); };
+    const auto printable = [](int b) {
+        return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
+    };
     int point = byte;
     if (!printable(byte)) {
         point = 256;
@@ -31,7 +33,8 @@ std::string name_list(const std::vector<std::string>& names) {
 
 std::string text_keys(const TinySpec& s, const std::string& model_type) {
     std::vector<std::string> kinds;
-    for (int i = 0; i < s.layers; ++i) kinds.push_back(s.is_attention(i) ? "full_attention" : "linear_attention");
+    for (int i = 0; i < s.layers; ++i)
+        kinds.push_back(s.is_attention(i) ? "full_attention" : "linear_attention");
     const int pairs = static_cast<int>(s.head_dim * s.partial_rotary) / 2;
     std::ostringstream o;
     o << "\"model_type\": \"" << model_type << "\",\n"
@@ -57,8 +60,8 @@ std::string text_keys(const TinySpec& s, const std::string& model_type) {
       << "\"num_key_value_heads\": " << s.kv_heads << ",\n"
       << "\"partial_rotary_factor\": " << s.partial_rotary << ",\n"
       << "\"rms_norm_eps\": 1e-06,\n"
-      << "\"rope_parameters\": {\"mrope_interleaved\": true, \"mrope_section\": [" << (pairs + 2) / 3 << ", " << (pairs + 1) / 3
-      << ", " << pairs / 3 << "], \"partial_rotary_factor\": " << s.partial_rotary
+      << "\"rope_parameters\": {\"mrope_interleaved\": true, \"mrope_section\": [" << (pairs + 2) / 3 << ", "
+      << (pairs + 1) / 3 << ", " << pairs / 3 << "], \"partial_rotary_factor\": " << s.partial_rotary
       << ", \"rope_theta\": " << static_cast<std::int64_t>(s.rope_theta) << ", \"rope_type\": \"default\"},\n"
       << "\"shared_expert_intermediate_size\": " << s.shared_width << ",\n"
       << "\"tie_word_embeddings\": " << (s.tied_embeddings ? "true" : "false") << ",\n"
@@ -73,7 +76,8 @@ std::vector<std::string> unquantized(const TinySpec& s) {
         const std::string p = s.prefix + "layers." + std::to_string(i) + ".";
         names.insert(names.end(), {p + "mlp.gate", p + "mlp.shared_expert_gate"});
         if (!s.is_attention(i))
-            for (const char* m : {"conv1d", "in_proj_a", "in_proj_b"}) names.push_back(p + "linear_attn." + m);
+            for (const char* m : {"conv1d", "in_proj_a", "in_proj_b"})
+                names.push_back(p + "linear_attn." + m);
     }
     if (s.mtp != Mtp::none) names.push_back("mtp.fc");
     return names;
@@ -98,16 +102,17 @@ std::string quantization(const TinySpec& s) {
 ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true, "dynamic": false}}},
 "quantization_status": "compressed", "ignore": )" +
                    name_list(unquantized(s)) + "}";
-        default:
-            break;
+        default: break;
     }
     const bool one = s.layout == Layout::fp8_tensor;
     std::string layers;
     for (const auto& [module, algorithm] : modules)
         if (module.rfind("mtp.", 0) != 0)
-            layers += (layers.empty() ? "" : ",\n") + json_string(module) + ": {\"quant_algo\": " + json_string(algorithm) +
+            layers += (layers.empty() ? "" : ",\n") + json_string(module) +
+                      ": {\"quant_algo\": " + json_string(algorithm) +
                       (algorithm == "W4A16_NVFP4" ? ", \"group_size\": 16}" : "}");
-    return std::string("{\"quant_method\": \"modelopt\", \"quant_algo\": ") + (one ? "\"FP8\"" : "\"MIXED_PRECISION\"") +
+    return std::string("{\"quant_method\": \"modelopt\", \"quant_algo\": ") +
+           (one ? "\"FP8\"" : "\"MIXED_PRECISION\"") +
            ", \"producer\": {\"name\": \"modelopt\", \"version\": \"0.37.0\"},\n\"ignore\": " +
            (s.mtp == Mtp::none ? name_list(unquantized(s)) : std::string("[\"mtp.layers.0*\", \"mtp*\"]")) +
            (one ? std::string("}") : ",\n\"quantized_layers\": {" + layers + "}}");
@@ -126,18 +131,22 @@ std::string tiny_config_json(const TinySpec& s) {
     if (s.flat_config) {
         o += "\"architectures\": [\"Qwen3_5MoeForCausalLM\"],\n" + text_keys(s, "qwen3_5_moe_text");
     } else {
-        o += "\"architectures\": [\"Qwen3_5MoeForConditionalGeneration\"],\n\"model_type\": \"qwen3_5_moe\",\n"
-             "\"dtype\": \"bfloat16\",\n\"tie_word_embeddings\": " +
-             std::string(s.tied_embeddings ? "true" : "false") + ",\n\"text_config\": {\n" + text_keys(s, "qwen3_5_moe_text") +
-             "\n}";
-        if (s.vision) o += ",\n\"vision_config\": {\"model_type\": \"qwen3_5_moe_vision\", \"depth\": 1, \"hidden_size\": 16}";
+        o +=
+            "\"architectures\": [\"Qwen3_5MoeForConditionalGeneration\"],\n\"model_type\": \"qwen3_5_moe\",\n"
+            "\"dtype\": \"bfloat16\",\n\"tie_word_embeddings\": " +
+            std::string(s.tied_embeddings ? "true" : "false") + ",\n\"text_config\": {\n" +
+            text_keys(s, "qwen3_5_moe_text") + "\n}";
+        if (s.vision)
+            o += ",\n\"vision_config\": {\"model_type\": \"qwen3_5_moe_vision\", \"depth\": 1, "
+                 "\"hidden_size\": 16}";
     }
     if (const auto q = quantization(s); !q.empty()) o += ",\n\"quantization_config\": " + q;
     return o + "\n}\n";
 }
 
 std::string tiny_generation_config_json() {
-    return "{\"do_sample\": true, \"eos_token_id\": [303], \"temperature\": 1.0, \"top_k\": 20, \"top_p\": 0.95}\n";
+    return "{\"do_sample\": true, \"eos_token_id\": [303], \"temperature\": 1.0, \"top_k\": 20, \"top_p\": "
+           "0.95}\n";
 }
 
 std::string tiny_tokenizer_json(bool merges_as_strings) {
@@ -155,11 +164,13 @@ std::string tiny_tokenizer_json(bool merges_as_strings) {
     for (const char* text : {"<a>", "<a><b>", "<think>", "<|im_end|>"}) {
         added += std::string(id == 300 ? "" : ",\n") + "{\"id\": " + std::to_string(id) +
                  ", \"content\": " + json_string(text) +
-                 ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": " +
+                 ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, "
+                 "\"special\": " +
                  (id == 303 ? "true}" : "false}");
         ++id;
     }
-    return "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null,\n\"added_tokens\": [" + added + R"(],
+    return "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null,\n\"added_tokens\": [" + added +
+           R"(],
 "normalizer": {"type": "NFC"},
 "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
 {"type": "Split", "pattern": {"Regex": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
@@ -173,7 +184,8 @@ std::string tiny_tokenizer_json(bool merges_as_strings) {
            vocab + "},\n\"merges\": [" + merges + "]}}\n";
 }
 
-void write_tiny_weights(const std::filesystem::path& directory, const std::vector<StoredTensor>& tensors, int shards) {
+void write_tiny_weights(const std::filesystem::path& directory, const std::vector<StoredTensor>& tensors,
+                        int shards) {
     if (shards <= 1) return write_safetensors(directory / "model.safetensors", tensors);
     std::size_t total = 0, done = 0;
     for (const auto& t : tensors) total += t.bytes.size();
@@ -189,13 +201,15 @@ void write_tiny_model(const std::filesystem::path& directory, const TinySpec& sp
     write_tiny_model(directory, spec, make_tiny_tensors(spec));
 }
 
-void write_tiny_model(const std::filesystem::path& directory, const TinySpec& spec, const std::vector<StoredTensor>& tensors) {
+void write_tiny_model(const std::filesystem::path& directory, const TinySpec& spec,
+                      const std::vector<StoredTensor>& tensors) {
     std::filesystem::create_directories(directory);
     write_file(directory / "config.json", tiny_config_json(spec));
     write_file(directory / "generation_config.json", tiny_generation_config_json());
     write_file(directory / "tokenizer.json", tiny_tokenizer_json(spec.merges_as_strings));
     write_file(directory / "chat_template.jinja",
-               "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + (message.content | trim) + "
+               "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + (message.content | "
+               "trim) + "
                "'<|im_end|>\\n' }}"
                "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}");
     write_tiny_weights(directory, tensors, spec.shards);

@@ -6,8 +6,10 @@
 namespace ftmpi::testing {
 namespace {
 
-/// Uniform numbers in [low, high) from a linear congruential generator started by the seed and the tensor's role.
-std::vector<double> uniform(const TinySpec& spec, const std::string& role, std::int64_t count, double low, double high) {
+/// Uniform numbers in [low, high) from a linear congruential generator started by the seed and the tensor's
+/// role.
+std::vector<double> uniform(const TinySpec& spec, const std::string& role, std::int64_t count, double low,
+                            double high) {
     std::uint64_t state = 0xcbf29ce484222325u ^ spec.seed * 0x9e3779b97f4a7c15u;
     for (const char c : role) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
     std::vector<double> v(static_cast<std::size_t>(count));
@@ -19,8 +21,8 @@ std::vector<double> uniform(const TinySpec& spec, const std::string& role, std::
 }
 
 /// Weights that turn components of unit variance into components of variance gain^2.
-std::vector<double> weights(const TinySpec& spec, const std::string& role, std::int64_t rows, std::int64_t cols,
-                            double gain = 1) {
+std::vector<double> weights(const TinySpec& spec, const std::string& role, std::int64_t rows,
+                            std::int64_t cols, double gain = 1) {
     const double bound = gain * std::sqrt(3.0 / static_cast<double>(cols));
     return uniform(spec, role, rows * cols, -bound, bound);
 }
@@ -33,31 +35,20 @@ Storages storages_of(const TinySpec& spec, int layer) {
     Storages s;
     switch (spec.layout) {
         case Layout::bf16_fused:
-        case Layout::bf16_per_expert:
-            break;
+        case Layout::bf16_per_expert: break;
         case Layout::modelopt_nvfp4:
             s.expert = s.shared = s.head = Storage::nvfp4_modelopt;
             s.projection = Storage::fp8_tensor;
             break;
-        case Layout::compressed_nvfp4:
-            s.expert = s.shared = Storage::nvfp4_compressed;
-            break;
-        case Layout::fp8_tensor:
-            s.expert = s.shared = s.projection = Storage::fp8_tensor;
-            break;
-        case Layout::fp8_row:
-            s.expert = s.shared = s.projection = Storage::fp8_row;
-            break;
-        case Layout::fp8_block:
-            s.expert = s.shared = s.projection = Storage::fp8_block;
-            break;
-        case Layout::mxfp4:
-            s.expert = s.shared = s.head = Storage::mxfp4;
-            break;
+        case Layout::compressed_nvfp4: s.expert = s.shared = Storage::nvfp4_compressed; break;
+        case Layout::fp8_tensor: s.expert = s.shared = s.projection = Storage::fp8_tensor; break;
+        case Layout::fp8_row: s.expert = s.shared = s.projection = Storage::fp8_row; break;
+        case Layout::fp8_block: s.expert = s.shared = s.projection = Storage::fp8_block; break;
+        case Layout::mxfp4: s.expert = s.shared = s.head = Storage::mxfp4; break;
         case Layout::mixed: {
-            static constexpr Storage kTurns[] = {Storage::nvfp4_modelopt, Storage::fp8_row,          Storage::mxfp4,
-                                                 Storage::bf16,           Storage::nvfp4_compressed, Storage::fp8_block,
-                                                 Storage::fp8_tensor,     Storage::mxfp4_packed};
+            static constexpr Storage kTurns[] = {
+                Storage::nvfp4_modelopt,   Storage::fp8_row,   Storage::mxfp4,      Storage::bf16,
+                Storage::nvfp4_compressed, Storage::fp8_block, Storage::fp8_tensor, Storage::mxfp4_packed};
             const auto turn = [&](int i) { return kTurns[static_cast<std::size_t>(i) % std::size(kTurns)]; };
             s.expert = turn(layer);
             s.shared = turn(layer + 4);
@@ -75,26 +66,21 @@ Storages storages_of(const TinySpec& spec, int layer) {
 /// Storage of one mixer projection; `turn` counts them inside a layer.
 Storage projection_storage(const TinySpec& spec, int layer, int turn) {
     if (spec.layout != Layout::mixed || spec.projection_storage) return storages_of(spec, layer).projection;
-    static constexpr Storage kTurns[] = {Storage::fp8_row, Storage::bf16, Storage::fp8_tensor, Storage::fp8_block};
+    static constexpr Storage kTurns[] = {Storage::fp8_row, Storage::bf16, Storage::fp8_tensor,
+                                         Storage::fp8_block};
     return kTurns[static_cast<std::size_t>(layer + turn) % std::size(kTurns)];
 }
 
 const char* algorithm(Storage s) {
     switch (s) {
-        case Storage::bf16:
-            return "";
+        case Storage::bf16: return "";
         case Storage::nvfp4_modelopt:
-        case Storage::nvfp4_compressed:
-            return "W4A16_NVFP4";
-        case Storage::fp8_tensor:
-            return "FP8";
-        case Storage::fp8_row:
-            return "FP8_PER_CHANNEL_PER_TOKEN";
-        case Storage::fp8_block:
-            return "FP8_PB_WO";
+        case Storage::nvfp4_compressed: return "W4A16_NVFP4";
+        case Storage::fp8_tensor: return "FP8";
+        case Storage::fp8_row: return "FP8_PER_CHANNEL_PER_TOKEN";
+        case Storage::fp8_block: return "FP8_PB_WO";
         case Storage::mxfp4:
-        case Storage::mxfp4_packed:
-            return "MXFP4";
+        case Storage::mxfp4_packed: return "MXFP4";
     }
     return "";
 }
@@ -147,13 +133,15 @@ private:
             modules.emplace_back(module, algorithm(storage));
     }
 
-    void matrix(const std::string& name, Storage storage, std::int64_t rows, std::int64_t cols, double gain = 1) {
-        store(store_matrix(module_ + name, storage, spec_.form, rows, cols, weights(spec_, role_ + name, rows, cols, gain)),
+    void matrix(const std::string& name, Storage storage, std::int64_t rows, std::int64_t cols,
+                double gain = 1) {
+        store(store_matrix(module_ + name, storage, spec_.form, rows, cols,
+                           weights(spec_, role_ + name, rows, cols, gain)),
               module_ + name, storage);
     }
 
-    /// gate_proj, up_proj, down_proj under `at`; `listed` is the module name quantized_layers has for it, or empty for each its
-    /// own.
+    /// gate_proj, up_proj, down_proj under `at`; `listed` is the module name quantized_layers has for it, or
+    /// empty for each its own.
     void expert(const std::string& at, Storage storage, std::int64_t width, const std::string& listed) {
         const auto h = spec_.hidden;
         const auto gate = weights(spec_, role_ + at + "gate_proj", width, h, 1.5),
@@ -161,8 +149,8 @@ private:
                    down = weights(spec_, role_ + at + "down_proj", h, width);
         std::optional<double> both;
         if (spec_.gate_up_share_scale) both = std::max(largest_magnitude(gate), largest_magnitude(up));
-        const auto put = [&](const char* name, std::int64_t rows, std::int64_t cols, const std::vector<double>& v,
-                             std::optional<double> amax) {
+        const auto put = [&](const char* name, std::int64_t rows, std::int64_t cols,
+                             const std::vector<double>& v, std::optional<double> amax) {
             store(store_matrix(module_ + at + name, storage, spec_.form, rows, cols, v, amax),
                   module_ + (listed.empty() ? at + name : listed), storage);
         };
@@ -176,7 +164,8 @@ private:
         std::vector<double> gate_up, down;
         for (int e = 0; e < spec_.experts; ++e) {
             const std::string at = role_ + "mlp.experts." + std::to_string(e) + ".";
-            const auto add = [&](std::vector<double>& to, const char* name, std::int64_t rows, std::int64_t cols, double gain) {
+            const auto add = [&](std::vector<double>& to, const char* name, std::int64_t rows,
+                                 std::int64_t cols, double gain) {
                 const auto v = weights(spec_, at + name, rows, cols, gain);
                 to.insert(to.end(), v.begin(), v.end());
             };
@@ -185,13 +174,16 @@ private:
             add(down, "down_proj", h, w, 1);
         }
         const std::string at = module_ + "mlp.experts";
-        store(store_stack(at + ".gate_up_proj", storage, spec_.form, spec_.experts, 2 * w, h, gate_up), at, storage);
+        store(store_stack(at + ".gate_up_proj", storage, spec_.form, spec_.experts, 2 * w, h, gate_up), at,
+              storage);
         store(store_stack(at + ".down_proj", storage, spec_.form, spec_.experts, h, w, down), at, storage);
     }
 
     void layer(int index, bool attention, Storage expert_storage, Storage shared_storage, bool fused) {
         const auto h = spec_.hidden;
-        const auto projection = [&](int turn) { return index < 0 ? Storage::bf16 : projection_storage(spec_, index, turn); };
+        const auto projection = [&](int turn) {
+            return index < 0 ? Storage::bf16 : projection_storage(spec_, index, turn);
+        };
         layer_vector("input_layernorm.weight", h, -0.3, 0.3);
         if (attention) {
             const std::int64_t d = spec_.head_dim, q = spec_.heads * d, kv = spec_.kv_heads * d;
@@ -218,16 +210,16 @@ private:
         layer_vector("post_attention_layernorm.weight", h, -0.3, 0.3);
         matrix("mlp.gate", Storage::bf16, spec_.experts, h, 2);
         matrix("mlp.shared_expert_gate", Storage::bf16, 1, h);
-        if (fused)
-            fused_experts(expert_storage);
+        if (fused) fused_experts(expert_storage);
         else
             for (int e = 0; e < spec_.experts; ++e)
-                expert("mlp.experts." + std::to_string(e) + ".", expert_storage, spec_.expert_width, "mlp.experts");
+                expert("mlp.experts." + std::to_string(e) + ".", expert_storage, spec_.expert_width,
+                       "mlp.experts");
         expert("mlp.shared_expert.", shared_storage, spec_.shared_width, "");
     }
 
-    /// One attention layer and its joints. BF16, except in FP8 block checkpoints with per-expert tensors, as exporters write
-    /// it.
+    /// One attention layer and its joints. BF16, except in FP8 block checkpoints with per-expert tensors, as
+    /// exporters write it.
     void mtp() {
         const auto h = spec_.hidden;
         role_ = module_ = "mtp.";
@@ -244,7 +236,8 @@ private:
         const auto put = [&](const std::string& name, std::vector<std::int64_t> shape) {
             std::int64_t n = 1;
             for (const auto d : shape) n *= d;
-            tensor("model.visual." + name, "BF16", std::move(shape), uniform(spec_, "visual." + name, n, -1, 1));
+            tensor("model.visual." + name, "BF16", std::move(shape),
+                   uniform(spec_, "visual." + name, n, -1, 1));
         };
         put("patch_embed.proj.weight", {16, 3, 2, 4, 4});
         put("patch_embed.proj.bias", {16});
@@ -268,24 +261,15 @@ Maker made(const TinySpec& spec) {
 
 const char* name_of(Layout layout) {
     switch (layout) {
-        case Layout::bf16_fused:
-            return "bf16_fused";
-        case Layout::bf16_per_expert:
-            return "bf16_per_expert";
-        case Layout::modelopt_nvfp4:
-            return "modelopt_nvfp4";
-        case Layout::compressed_nvfp4:
-            return "compressed_nvfp4";
-        case Layout::fp8_tensor:
-            return "fp8_tensor";
-        case Layout::fp8_row:
-            return "fp8_row";
-        case Layout::fp8_block:
-            return "fp8_block";
-        case Layout::mxfp4:
-            return "mxfp4";
-        case Layout::mixed:
-            return "mixed";
+        case Layout::bf16_fused: return "bf16_fused";
+        case Layout::bf16_per_expert: return "bf16_per_expert";
+        case Layout::modelopt_nvfp4: return "modelopt_nvfp4";
+        case Layout::compressed_nvfp4: return "compressed_nvfp4";
+        case Layout::fp8_tensor: return "fp8_tensor";
+        case Layout::fp8_row: return "fp8_row";
+        case Layout::fp8_block: return "fp8_block";
+        case Layout::mxfp4: return "mxfp4";
+        case Layout::mixed: return "mixed";
     }
     return "?";
 }
@@ -300,6 +284,8 @@ TinySpec TinySpec::wide() {
 
 std::vector<StoredTensor> make_tiny_tensors(const TinySpec& spec) { return made(spec).tensors; }
 
-std::vector<std::pair<std::string, std::string>> quantized_modules(const TinySpec& spec) { return made(spec).modules; }
+std::vector<std::pair<std::string, std::string>> quantized_modules(const TinySpec& spec) {
+    return made(spec).modules;
+}
 
 }  // namespace ftmpi::testing

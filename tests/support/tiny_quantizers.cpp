@@ -16,7 +16,8 @@ double round_fraction(double x, int fraction) {
 }
 
 /// Largest magnitude of rows [r0, r1) x columns [c0, c1).
-double block_max(const double* v, std::int64_t cols, std::int64_t r0, std::int64_t r1, std::int64_t c0, std::int64_t c1) {
+double block_max(const double* v, std::int64_t cols, std::int64_t r0, std::int64_t r1, std::int64_t c0,
+                 std::int64_t c1) {
     double m = 0;
     for (auto r = r0; r < r1; ++r)
         for (auto c = c0; c < c1; ++c) m = std::max(m, std::fabs(v[r * cols + c]));
@@ -30,8 +31,8 @@ struct EightBit {
 };
 
 /// e4m3 codes with one scale per tile of `tile_rows` x `tile_cols`.
-EightBit eight_bit(const double* v, std::int64_t rows, std::int64_t cols, std::int64_t tile_rows, std::int64_t tile_cols,
-                   const std::string& scale_dtype) {
+EightBit eight_bit(const double* v, std::int64_t rows, std::int64_t cols, std::int64_t tile_rows,
+                   std::int64_t tile_cols, const std::string& scale_dtype) {
     EightBit q;
     q.codes.resize(static_cast<std::size_t>(rows * cols));
     q.down = (rows + tile_rows - 1) / tile_rows;
@@ -49,7 +50,8 @@ EightBit eight_bit(const double* v, std::int64_t rows, std::int64_t cols, std::i
     return q;
 }
 
-EightBit eight_bit(Storage storage, const ScaleForm& form, const double* v, std::int64_t rows, std::int64_t cols) {
+EightBit eight_bit(Storage storage, const ScaleForm& form, const double* v, std::int64_t rows,
+                   std::int64_t cols) {
     if (storage == Storage::fp8_tensor) return eight_bit(v, rows, cols, rows, cols, "F32");
     if (storage == Storage::fp8_row) return eight_bit(v, rows, cols, 1, cols, form.dtype);
     return eight_bit(v, rows, cols, 128, 128, form.dtype);
@@ -80,8 +82,9 @@ double e4m3_value(std::uint8_t code) {
     return e ? std::ldexp(8 + f, e - 10) : f / 512.0;
 }
 
-std::vector<StoredTensor> store_nvfp4(const std::string& module, bool compressed, const ScaleForm& form, std::int64_t rows,
-                                      std::int64_t cols, const std::vector<double>& v, double amax) {
+std::vector<StoredTensor> store_nvfp4(const std::string& module, bool compressed, const ScaleForm& form,
+                                      std::int64_t rows, std::int64_t cols, const std::vector<double>& v,
+                                      double amax) {
     double global = amax > 0 ? amax / (6.0 * 448.0) : 1.0;
     if (form.power_of_two_global) global = std::exp2(std::ceil(std::log2(global)));
     global = static_cast<float>(global);
@@ -89,7 +92,8 @@ std::vector<StoredTensor> store_nvfp4(const std::string& module, bool compressed
     const float divisor = static_cast<float>(1.0 / global);
     if (compressed) global = 1.0 / divisor;
     const auto q = four_bit(v.data(), rows, cols, 16, [&](double m) {
-        // A group without any value is stored with scale 1; one that would underflow takes the smallest scale.
+        // A group without any value is stored with scale 1; one that would underflow takes the smallest
+        // scale.
         const std::uint8_t code = m > 0 ? std::max<std::uint8_t>(1, encode_e4m3(m / 6.0 / global)) : 0x38;
         return std::pair{code, e4m3_value(code) * global};
     });
@@ -105,8 +109,8 @@ std::vector<StoredTensor> store_nvfp4(const std::string& module, bool compressed
             {module + ".input_scale", "F32", {}, bytes_of<float>({0.0015f})}};
 }
 
-std::vector<StoredTensor> store_mxfp4(const std::string& module, bool packed, const ScaleForm& form, std::int64_t rows,
-                                      std::int64_t cols, const std::vector<double>& v) {
+std::vector<StoredTensor> store_mxfp4(const std::string& module, bool packed, const ScaleForm& form,
+                                      std::int64_t rows, std::int64_t cols, const std::vector<double>& v) {
     const auto q = four_bit(v.data(), rows, cols, 32, [](double m) {
         const int e = m > 0 ? std::ilogb(m) - 2 : 0;  // 2 is the exponent of the largest e2m1 value
         return std::pair{static_cast<std::uint8_t>(e + 127), std::ldexp(1.0, e)};
@@ -118,13 +122,15 @@ std::vector<StoredTensor> store_mxfp4(const std::string& module, bool packed, co
 }  // namespace
 
 std::uint16_t encode_bf16(double x) {
-    return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(round_fraction(x, 7))) >> 16);
+    return static_cast<std::uint16_t>(
+        std::bit_cast<std::uint32_t>(static_cast<float>(round_fraction(x, 7))) >> 16);
 }
 
 std::uint8_t encode_e4m3(double x) {
     const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
     x = std::fabs(x);
-    if (x < 0x1p-6) return sign | static_cast<std::uint8_t>(std::nearbyint(x * 512.0));  // 8 is the code of 2^-6
+    if (x < 0x1p-6)
+        return sign | static_cast<std::uint8_t>(std::nearbyint(x * 512.0));  // 8 is the code of 2^-6
     x = round_fraction(x, 3);
     if (!(x < 448.0)) return sign | 0x7e;
     const auto u = std::bit_cast<std::uint64_t>(x);
@@ -141,7 +147,9 @@ std::uint8_t encode_e2m1(double x) {
     return sign | code;
 }
 
-double round_to(const std::string& dtype, double x) { return dtype == "BF16" ? round_fraction(x, 7) : static_cast<float>(x); }
+double round_to(const std::string& dtype, double x) {
+    return dtype == "BF16" ? round_fraction(x, 7) : static_cast<float>(x);
+}
 
 std::vector<std::uint8_t> encode_values(const std::string& dtype, const std::vector<double>& values) {
     if (dtype == "BF16") {
@@ -158,12 +166,12 @@ double largest_magnitude(const std::vector<double>& values) {
                      static_cast<std::int64_t>(values.size()));
 }
 
-std::vector<StoredTensor> store_matrix(const std::string& module, Storage storage, const ScaleForm& form, std::int64_t rows,
-                                       std::int64_t cols, const std::vector<double>& v, std::optional<double> amax) {
+std::vector<StoredTensor> store_matrix(const std::string& module, Storage storage, const ScaleForm& form,
+                                       std::int64_t rows, std::int64_t cols, const std::vector<double>& v,
+                                       std::optional<double> amax) {
     const std::string weight = module + ".weight";
     switch (storage) {
-        case Storage::bf16:
-            return {{weight, "BF16", {rows, cols}, encode_values("BF16", v)}};
+        case Storage::bf16: return {{weight, "BF16", {rows, cols}, encode_values("BF16", v)}};
         case Storage::nvfp4_modelopt:
         case Storage::nvfp4_compressed:
             return store_nvfp4(module, storage == Storage::nvfp4_compressed, form, rows, cols, v,
@@ -173,8 +181,7 @@ std::vector<StoredTensor> store_matrix(const std::string& module, Storage storag
             return store_mxfp4(module, storage == Storage::mxfp4_packed, form, rows, cols, v);
         case Storage::fp8_tensor:
         case Storage::fp8_row:
-        case Storage::fp8_block:
-            break;
+        case Storage::fp8_block: break;
     }
     const auto q = eight_bit(storage, form, v.data(), rows, cols);
     std::vector<StoredTensor> out{{weight, "F8_E4M3", {rows, cols}, q.codes}};
@@ -186,13 +193,15 @@ std::vector<StoredTensor> store_matrix(const std::string& module, Storage storag
     } else {
         std::vector<std::int64_t> shape{q.down, q.across};
         if (form.block_rank4) shape = {q.down, 1, q.across, 1};
-        out.push_back({module + "." + form.block_suffix, form.dtype, shape, encode_values(form.dtype, q.scales)});
+        out.push_back(
+            {module + "." + form.block_suffix, form.dtype, shape, encode_values(form.dtype, q.scales)});
     }
     return out;
 }
 
-std::vector<StoredTensor> store_stack(const std::string& name, Storage storage, const ScaleForm& form, std::int64_t count,
-                                      std::int64_t rows, std::int64_t cols, const std::vector<double>& v) {
+std::vector<StoredTensor> store_stack(const std::string& name, Storage storage, const ScaleForm& form,
+                                      std::int64_t count, std::int64_t rows, std::int64_t cols,
+                                      const std::vector<double>& v) {
     if (storage == Storage::bf16) return {{name, "BF16", {count, rows, cols}, encode_values("BF16", v)}};
     if (storage != Storage::fp8_tensor && storage != Storage::fp8_row && storage != Storage::fp8_block)
         throw std::invalid_argument("store_stack: " + name);
@@ -206,7 +215,8 @@ std::vector<StoredTensor> store_stack(const std::string& name, Storage storage, 
     }
     const bool whole = storage == Storage::fp8_tensor;
     const std::string dtype = whole ? "F32" : form.dtype;
-    const std::vector<std::int64_t> shape = whole ? std::vector{count} : std::vector{count, all.down, all.across};
+    const std::vector<std::int64_t> shape =
+        whole ? std::vector{count} : std::vector{count, all.down, all.across};
     const bool inverse = storage == Storage::fp8_block && form.block_suffix == "weight_scale_inv";
     return {{name, "F8_E4M3", {count, rows, cols}, all.codes},
             {name + (inverse ? "_scale_inv" : "_scale"), dtype, shape, encode_values(dtype, all.scales)}};

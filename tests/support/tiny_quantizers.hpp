@@ -13,8 +13,10 @@ namespace ftmpi::testing {
 /// How a matrix is stored, with the key names of the exporter that stores it so.
 enum class Storage {
     bf16,
-    nvfp4_modelopt,    ///< weight U8, weight_scale F8_E4M3, weight_scale_2 F32 [] (multiply), input_scale F32 []
-    nvfp4_compressed,  ///< weight_packed U8, weight_scale F8_E4M3, weight_global_scale F32 [1] (divide), input_global_scale [1]
+    nvfp4_modelopt,    ///< weight U8, weight_scale F8_E4M3, weight_scale_2 F32 [] (multiply), input_scale F32
+                       ///< []
+    nvfp4_compressed,  ///< weight_packed U8, weight_scale F8_E4M3, weight_global_scale F32 [1] (divide),
+                       ///< input_global_scale [1]
     fp8_tensor,        ///< weight F8_E4M3, weight_scale F32 [], input_scale F32 []
     fp8_row,           ///< weight F8_E4M3, weight_scale [rows, 1]
     fp8_block,         ///< weight F8_E4M3, scales of 128x128 blocks under a suffix of the exporter's choice
@@ -42,14 +44,16 @@ std::vector<std::uint8_t> encode_values(const std::string& dtype, const std::vec
 
 double largest_magnitude(const std::vector<double>& values);
 
-/// The tensors that hold `values` (rows x cols) under MODULE.weight and its scales. `amax` sets the range of a global
-/// scale that several matrices share; default: the matrix's own.
-std::vector<StoredTensor> store_matrix(const std::string& module, Storage storage, const ScaleForm& form, std::int64_t rows,
-                                       std::int64_t cols, const std::vector<double>& values, std::optional<double> amax = {});
+/// The tensors that hold `values` (rows x cols) under MODULE.weight and its scales. `amax` sets the range of
+/// a global scale that several matrices share; default: the matrix's own.
+std::vector<StoredTensor> store_matrix(const std::string& module, Storage storage, const ScaleForm& form,
+                                       std::int64_t rows, std::int64_t cols,
+                                       const std::vector<double>& values, std::optional<double> amax = {});
 
-/// A stack of `count` matrices (fused experts): one tensor NAME [count, rows, cols], FP8 scales under NAME_scale_inv or
-/// NAME_scale. BF16 and FP8 only.
-std::vector<StoredTensor> store_stack(const std::string& name, Storage storage, const ScaleForm& form, std::int64_t count,
-                                      std::int64_t rows, std::int64_t cols, const std::vector<double>& values);
+/// A stack of `count` matrices (fused experts): one tensor NAME [count, rows, cols], FP8 scales under
+/// NAME_scale_inv or NAME_scale. BF16 and FP8 only.
+std::vector<StoredTensor> store_stack(const std::string& name, Storage storage, const ScaleForm& form,
+                                      std::int64_t count, std::int64_t rows, std::int64_t cols,
+                                      const std::vector<double>& values);
 
 }  // namespace ftmpi::testing

@@ -37,8 +37,8 @@ inline std::string added_token(int id, const std::string& text, bool special = f
     std::string out = "{\"id\": " + std::to_string(id) + ", \"content\": " + quoted(text);
     for (const std::string key : {"single_word", "lstrip", "rstrip"})
         out += ", \"" + key + "\": " + (key == flag ? "true" : "false");
-    return out + ", \"normalized\": " + (normalized ? "true" : "false") + ", \"special\": " + (special ? "true" : "false") +
-           "}";
+    return out + ", \"normalized\": " + (normalized ? "true" : "false") +
+           ", \"special\": " + (special ? "true" : "false") + "}";
 }
 
 inline const std::string kQwenPattern =
@@ -50,12 +50,14 @@ struct TokenizerFile {
     std::string pattern = kQwenPattern;
     std::string pre_tokenizer;  ///< replaces what is made of `pattern`
     std::string post_processor = "null";
-    std::string decoder = R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})";
-    std::string added = added_token(300, "<a>") + "," + added_token(301, "<a><b>") + "," + added_token(302, "<think>") + "," +
-                        added_token(303, "<|im_end|>", true);
+    std::string decoder =
+        R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})";
+    std::string added = added_token(300, "<a>") + "," + added_token(301, "<a><b>") + "," +
+                        added_token(302, "<think>") + "," + added_token(303, "<|im_end|>", true);
     std::string model_options = R"("type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false)";
     std::string vocabulary;  ///< members of the object `vocab`
-    std::string merges = R"(["a","b"], ["ab","c"], [")" + symbol_of(' ') + R"(","a"], ["x",")" + symbol_of(0xCC) + R"("])";
+    std::string merges =
+        R"(["a","b"], ["ab","c"], [")" + symbol_of(' ') + R"(","a"], ["x",")" + symbol_of(0xCC) + R"("])";
     std::string more;  ///< further members of the file, each with a comma behind it
 
     TokenizerFile() {
@@ -71,13 +73,14 @@ struct TokenizerFile {
         const auto cut =
             !pre_tokenizer.empty()
                 ? pre_tokenizer
-                : R"({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": )" + quoted(pattern) +
+                : R"({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": )" +
+                      quoted(pattern) +
                       R"(}, "behavior": "Isolated", "invert": false}, {"type": "ByteLevel", "add_prefix_space": false,
                                       "trim_offsets": false, "use_regex": false}]})";
-        return "{" + more + R"("version": "1.0", "truncation": null, "padding": null, "added_tokens": [)" + added +
-               "], \"normalizer\": " + normalizer + ", \"pre_tokenizer\": " + cut + ", \"post_processor\": " + post_processor +
-               ", \"decoder\": " + decoder + ", \"model\": {" + model_options + ", \"vocab\": {" + vocabulary +
-               "}, \"merges\": [" + merges + "]}}";
+        return "{" + more + R"("version": "1.0", "truncation": null, "padding": null, "added_tokens": [)" +
+               added + "], \"normalizer\": " + normalizer + ", \"pre_tokenizer\": " + cut +
+               ", \"post_processor\": " + post_processor + ", \"decoder\": " + decoder + ", \"model\": {" +
+               model_options + ", \"vocab\": {" + vocabulary + "}, \"merges\": [" + merges + "]}}";
     }
 
     Tokenizer load() const {
