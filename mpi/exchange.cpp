@@ -6,8 +6,7 @@
 #include <cstring>
 #include <thread>
 
-#include "report.hpp"
-#include "session.hpp"
+#include "process/report.hpp"
 
 namespace ftmpi::mpi {
 namespace {
@@ -33,10 +32,10 @@ void check_mpi(int code, std::string_view call) {
                 std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
 }
 
-std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit) {
-    std::vector<std::uint64_t> pieces;
-    for (; bytes > 0; bytes -= pieces.back()) pieces.push_back(std::min(bytes, limit));
-    return pieces;
+std::vector<std::uint64_t> segments_of(std::uint64_t bytes, std::uint64_t limit) {
+    std::vector<std::uint64_t> segments;
+    for (; bytes > 0; bytes -= segments.back()) segments.push_back(std::min(bytes, limit));
+    return segments;
 }
 
 Exchange::Exchange(MPI_Comm comm, int rank, int size)
@@ -155,23 +154,22 @@ void Exchange::compare_headers(std::string_view name) {
 }
 
 void Exchange::post_receive(std::byte* to, std::uint64_t bytes, int peer) {
-    for (const auto piece : pieces_of(bytes, piece_bytes)) {
+    for (const auto part : segments_of(bytes, segment_bytes)) {
         requests_.emplace_back(MPI_REQUEST_NULL);
         peers_.push_back(peer);
-        check_mpi(MPI_Irecv(to, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+        check_mpi(MPI_Irecv(to, static_cast<int>(part), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
                   "MPI_Irecv");
-        to += piece;
+        to += part;
     }
 }
 
 void Exchange::post_send(const std::byte* from, std::uint64_t bytes, int peer) {
-    for (const auto piece : pieces_of(bytes, piece_bytes)) {
+    for (const auto part : segments_of(bytes, segment_bytes)) {
         requests_.emplace_back(MPI_REQUEST_NULL);
         peers_.push_back(peer);
-        check_mpi(
-            MPI_Isend(from, static_cast<int>(piece), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
-            "MPI_Isend");
-        from += piece;
+        check_mpi(MPI_Isend(from, static_cast<int>(part), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
+                  "MPI_Isend");
+        from += part;
     }
 }
 

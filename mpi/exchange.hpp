@@ -32,6 +32,9 @@ namespace ftmpi::mpi {
 /// Throws Error(Exit::failure) with the library's words when `code` is not MPI_SUCCESS.
 void check_mpi(int code, std::string_view call);
 
+/// Lengths of at most `limit` bytes that add up to `bytes`, for MPI's int counts.
+std::vector<std::uint64_t> segments_of(std::uint64_t bytes, std::uint64_t limit);
+
 class Exchange {
 public:
     /// Takes no ownership of `comm`, whose error handler must be MPI_ERRORS_RETURN.
@@ -97,7 +100,7 @@ private:
     /// `head_bytes`, so a receive can be posted before the length is known.
     static constexpr std::uint64_t head_bytes = 64 * 1024;
     static constexpr std::uint64_t head_payload = head_bytes - sizeof(Header);
-    static constexpr std::uint64_t piece_bytes = 1u << 30;
+    static constexpr std::uint64_t segment_bytes = 1u << 30;
 
     void wait(std::string_view name, std::size_t receives);
     void compare_headers(std::string_view name);

@@ -12,13 +12,13 @@
 #include <thread>
 
 #include "exchange.hpp"
-#include "fault.hpp"
-#include "host_transport.hpp"
-#include "launch.hpp"
-#include "launcher.hpp"
-#include "report.hpp"
-#include "signals.hpp"
-#include "watchdog.hpp"
+#include "process/fault.hpp"
+#include "process/launch.hpp"
+#include "process/launcher.hpp"
+#include "process/report.hpp"
+#include "process/signals.hpp"
+#include "process/watchdog.hpp"
+#include "transport/host.hpp"
 
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>

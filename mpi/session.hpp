@@ -1,7 +1,6 @@
 // The job: MPI from start to end, agreement of all ranks after each phase, deadlines, one message on failure.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -86,8 +85,5 @@ private:
     struct State;
     std::unique_ptr<State> state_;
 };
-
-/// Pieces of at most `limit` bytes that cover `bytes`, for MPI's int counts.
-std::vector<std::uint64_t> pieces_of(std::uint64_t bytes, std::uint64_t limit);
 
 }  // namespace ftmpi::mpi

@@ -8,17 +8,17 @@
 #include <set>
 #include <string>
 
-#include "../mpi/fault.hpp"
-#include "../mpi/report.hpp"
-#include "../mpi/signals.hpp"
+#include "../mpi/process/fault.hpp"
+#include "../mpi/process/report.hpp"
+#include "../mpi/process/signals.hpp"
 #include "bench/measure.hpp"
 #include "bench/prompts.hpp"
 #include "bench/report.hpp"
 #include "digest.hpp"
+#include "engine/output.hpp"
+#include "engine/record.hpp"
+#include "engine/screen.hpp"
 #include "results.hpp"
-#include "run/output.hpp"
-#include "run/record.hpp"
-#include "run/screen.hpp"
 
 namespace ftmpi {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "engine/json_text.hpp"
 #include "error.hpp"
-#include "run/json_text.hpp"
 
 namespace ftmpi {
 namespace {

@@ -10,19 +10,19 @@
 #include <string>
 #include <string_view>
 
-#include "../mpi/report.hpp"
+#include "../mpi/process/report.hpp"
+#include "../mpi/process/signals.hpp"
 #include "../mpi/session.hpp"
-#include "../mpi/signals.hpp"
 #include "bench.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "engine/limits.hpp"
+#include "engine/record.hpp"
 #include "inspect.hpp"
 #include "options.hpp"
 #include "plan.hpp"
 #include "recover.hpp"
 #include "run.hpp"
-#include "run/limits.hpp"
-#include "run/record.hpp"
 #include "verify.hpp"
 #include "weights.hpp"
 

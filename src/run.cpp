@@ -5,15 +5,15 @@
 #include <cstdio>
 #include <iostream>
 
-#include "../mpi/fault.hpp"
-#include "../mpi/report.hpp"
+#include "../mpi/process/fault.hpp"
+#include "../mpi/process/report.hpp"
 #include "digest.hpp"
+#include "engine/engine.hpp"
+#include "engine/output.hpp"
+#include "engine/record.hpp"
+#include "engine/screen.hpp"
 #include "generate.hpp"
 #include "results.hpp"
-#include "run/engine.hpp"
-#include "run/output.hpp"
-#include "run/record.hpp"
-#include "run/screen.hpp"
 
 namespace ftmpi {
 namespace {

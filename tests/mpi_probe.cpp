@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "../mpi/exchange.hpp"
-#include "../mpi/fault.hpp"
+#include "../mpi/process/fault.hpp"
 #include "../mpi/session.hpp"
 #include "../src/backend.hpp"
 

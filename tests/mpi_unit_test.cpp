@@ -1,12 +1,13 @@
-// The parts of the ranks that need no MPI: launches told from the environment, pieces, messages, faults.
+// The parts of the ranks that need no MPI: launches told from the environment, segments, messages, faults.
 #define BOOST_TEST_MODULE mpi_unit
 #include <boost/test/unit_test.hpp>
 
 #include <numeric>
 
-#include "fault.hpp"
-#include "launch.hpp"
-#include "report.hpp"
+#include "exchange.hpp"
+#include "process/fault.hpp"
+#include "process/launch.hpp"
+#include "process/report.hpp"
 #include "session.hpp"
 
 using namespace ftmpi;
@@ -131,17 +132,17 @@ BOOST_AUTO_TEST_CASE(library_names) {
     BOOST_TEST(short_library("Some MPI 1.0\n") == "Some MPI 1.0");
 }
 
-BOOST_AUTO_TEST_CASE(pieces_cover_lengths_beyond_32_bits) {
-    BOOST_TEST(pieces_of(0, 10).empty());
-    BOOST_TEST(pieces_of(10, 10).size() == 1u);
+BOOST_AUTO_TEST_CASE(segments_cover_lengths_beyond_32_bits) {
+    BOOST_TEST(segments_of(0, 10).empty());
+    BOOST_TEST(segments_of(10, 10).size() == 1u);
     const std::uint64_t limit = std::uint64_t{1} << 30;
     for (const std::uint64_t bytes :
          {std::uint64_t{1}, limit - 1, limit, limit + 1, (std::uint64_t{1} << 31) + 8, std::uint64_t{3} << 30,
           (std::uint64_t{1} << 32) + 5}) {
-        const auto pieces = pieces_of(bytes, limit);
-        BOOST_TEST(std::accumulate(pieces.begin(), pieces.end(), std::uint64_t{0}) == bytes);
-        BOOST_TEST(pieces.size() == (bytes + limit - 1) / limit);
-        for (const auto piece : pieces) BOOST_TEST((piece > 0 && piece <= limit));
+        const auto segments = segments_of(bytes, limit);
+        BOOST_TEST(std::accumulate(segments.begin(), segments.end(), std::uint64_t{0}) == bytes);
+        BOOST_TEST(segments.size() == (bytes + limit - 1) / limit);
+        for (const auto one : segments) BOOST_TEST((one > 0 && one <= limit));
     }
 }
 

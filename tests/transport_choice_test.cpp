@@ -1,11 +1,11 @@
 // Which transports are tried, and in which order, for the places that ranks run on.
 #define BOOST_TEST_MODULE transport_choice
-#include "transport_choice.hpp"
+#include "transport/choice.hpp"
 
 #include <boost/test/unit_test.hpp>
 
-#include "columns.hpp"
 #include "error.hpp"
+#include "transport/columns.hpp"
 
 namespace {
 

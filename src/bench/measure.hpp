@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "../engine/engine.hpp"
 #include "../generate.hpp"
-#include "../run/engine.hpp"
 
 namespace ftmpi {
 

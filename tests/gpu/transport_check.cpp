@@ -18,7 +18,7 @@
 #include "../../cuda/device.hpp"
 #include "../../cuda/handles.hpp"
 #include "../../mpi/exchange.hpp"
-#include "../../mpi/transport_choice.hpp"
+#include "../../mpi/transport/choice.hpp"
 
 using namespace ftmpi;
 using mpi::Session;

@@ -1,12 +1,12 @@
-#include "transport_choice.hpp"
+#include "choice.hpp"
 
 #include <algorithm>
 #include <sstream>
 
 #ifdef FTMPI_HAVE_CUDA
 #include "device_mpi.hpp"
-#include "nccl_transport.hpp"
-#include "peer_transport.hpp"
+#include "nccl.hpp"
+#include "peer.hpp"
 #endif
 
 namespace ftmpi::mpi {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "session.hpp"
+#include "../session.hpp"
 
 namespace ftmpi::mpi {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "../src/communicator.hpp"
+#include "../../src/communicator.hpp"
 
 namespace ftmpi::mpi {
 

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "../src/backend.hpp"
-#include "../src/communicator.hpp"
-#include "exchange.hpp"
+#include "../../src/backend.hpp"
+#include "../../src/communicator.hpp"
+#include "../exchange.hpp"
 
 namespace ftmpi::mpi {
 

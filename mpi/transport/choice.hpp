@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "../src/backend.hpp"
-#include "../src/communicator.hpp"
-#include "session.hpp"
+#include "../../src/backend.hpp"
+#include "../../src/communicator.hpp"
+#include "../session.hpp"
 
 namespace ftmpi::mpi {
 

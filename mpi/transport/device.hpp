@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/handles.hpp"
-#include "../cuda/mailbox.hpp"
-#include "../src/backend.hpp"
-#include "../src/communicator.hpp"
-#include "session.hpp"
+#include "../../cuda/handles.hpp"
+#include "../../cuda/mailbox.hpp"
+#include "../../src/backend.hpp"
+#include "../../src/communicator.hpp"
+#include "../session.hpp"
 
 namespace ftmpi::mpi {
 

@@ -1,4 +1,4 @@
-#include "place.hpp"
+#include "device.hpp"
 
 #include <algorithm>
 #include <thread>

@@ -15,7 +15,7 @@
 #include "../state.hpp"
 #include "../tokenizer.hpp"
 #include "../weights.hpp"
-#include "place.hpp"
+#include "device.hpp"
 
 namespace ftmpi {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "../src/error.hpp"
+#include "../../src/error.hpp"
 
 namespace ftmpi::mpi {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "../src/error.hpp"
+#include "../../src/error.hpp"
 
 namespace ftmpi::mpi {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../src/error.hpp"
+#include "../../src/error.hpp"
 
 namespace ftmpi::mpi {
 

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <sstream>
 
-#include "../../mpi/signals.hpp"
-#include "../../mpi/transport_choice.hpp"
+#include "../../mpi/process/signals.hpp"
+#include "../../mpi/transport/choice.hpp"
 #include "../generate.hpp"
-#include "../plan.hpp"
+#include "../shard/request.hpp"
 
 namespace ftmpi {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "exchange.hpp"
+#include "../exchange.hpp"
 
 namespace ftmpi::mpi {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "device_transport.hpp"
+#include "device.hpp"
 
 namespace ftmpi::mpi {
 

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "device_transport.hpp"
+#include "device.hpp"
 
 namespace ftmpi::mpi {
 namespace {

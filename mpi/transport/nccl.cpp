@@ -1,4 +1,4 @@
-#include "nccl_transport.hpp"
+#include "nccl.hpp"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -17,8 +17,8 @@
 #include <optional>
 #include <thread>
 
-#include "exchange.hpp"
-#include "watchdog.hpp"
+#include "../exchange.hpp"
+#include "../process/watchdog.hpp"
 
 namespace ftmpi::mpi {
 namespace {

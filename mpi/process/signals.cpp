@@ -9,7 +9,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "../src/error.hpp"
+#include "../../src/error.hpp"
 
 namespace ftmpi::mpi {
 namespace {

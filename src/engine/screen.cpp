@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string>
 
-#include "../../mpi/signals.hpp"
+#include "../../mpi/process/signals.hpp"
 #include "../error.hpp"
 #include "json_text.hpp"
 

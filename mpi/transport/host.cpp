@@ -1,4 +1,4 @@
-#include "host_transport.hpp"
+#include "host.hpp"
 
 #include <chrono>
 #include <cstring>

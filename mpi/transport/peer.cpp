@@ -1,10 +1,10 @@
-#include "peer_transport.hpp"
+#include "peer.hpp"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
-#include "exchange.hpp"
+#include "../exchange.hpp"
 #include "peer_memory.hpp"
 
 namespace ftmpi::mpi {

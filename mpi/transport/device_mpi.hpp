@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "device_transport.hpp"
+#include "device.hpp"
 
 namespace ftmpi::mpi {
 

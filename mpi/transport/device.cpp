@@ -1,12 +1,12 @@
-#include "device_transport.hpp"
+#include "device.hpp"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 
+#include "../exchange.hpp"
+#include "../process/report.hpp"
 #include "columns.hpp"
-#include "exchange.hpp"
-#include "report.hpp"
 
 namespace ftmpi::mpi {
 namespace {
