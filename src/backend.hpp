@@ -63,7 +63,7 @@ struct Norm {
     const float* from = nullptr;  ///< [rows][width]
     const float* plus = nullptr;  ///< null, or the same shape
     float* sum = nullptr;
-    const float* weight = nullptr;  ///< [width], 1 + weight
+    const float* weight = nullptr;  ///< [width], as it multiplies
     float eps = 0;
     std::int64_t width = 0;
     float* out = nullptr;  ///< [rows][width]
@@ -82,7 +82,7 @@ struct DeltaNet {
     int channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
 
-/// Gated full attention of this rank's query heads in one layer.
+/// Full attention of this rank's query heads in one layer, with or without an output gate.
 struct Attention {
     int query_heads = 0;       ///< held by this rank
     int kv_heads = 0;          ///< held by this rank (those its query heads read)
@@ -91,8 +91,8 @@ struct Attention {
     int group = 1;  ///< query heads per key/value head in the whole model
     int head_dim = 0, rotary_dim = 0;
     float eps = 0, scale = 0;       ///< scale of the scores, 1/sqrt(head_dim)
-    const float* q_norm = nullptr;  ///< [head_dim], 1 + weight
-    const float* k_norm = nullptr;  ///< [head_dim], 1 + weight
+    const float* q_norm = nullptr;  ///< [head_dim], as it multiplies
+    const float* k_norm = nullptr;  ///< [head_dim], as it multiplies
     const float* cos = nullptr;     ///< [capacity][rotary_dim / 2]
     const float* sin = nullptr;
     KvType kv = KvType::bf16;
@@ -100,6 +100,7 @@ struct Attention {
     std::int64_t capacity = 0;       ///< positions a slot holds
     void* keys = nullptr;            ///< [slots][kv_heads][capacity][head_dim], after norm and RoPE
     void* values = nullptr;          ///< same shape
+    bool gated = true;               ///< the output is multiplied by sigmoid(gate)
 };
 
 /// The experts chosen for each row: ids rising, weights adding up to about 1. Both [rows][top_k] in device
@@ -234,7 +235,7 @@ public:
     /// ids). `to` and `tokens` are in device memory; `rows` has been read when the call returns.
     virtual void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
                             std::int64_t ids) = 0;
-    /// y[t] = x[t] / rms(x[t]) * weight, weight already 1 + w.
+    /// y[t] = x[t] / rms(x[t]) * weight, weight as it multiplies (1 + w in families that store w so).
     virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
                           std::int64_t width, float* y) = 0;
     /// Several matrices that read the same input x [rows][cols].
@@ -245,7 +246,7 @@ public:
     virtual void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
                            const float* b, const float* a, float* out, std::int64_t stride) = 0;
     /// out[t][own columns]; appends to the cache. qg [rows][query_heads][2 * head_dim] (query then gate of
-    /// each head), k and v [rows][kv_heads][head_dim].
+    /// each head), without a gate [rows][query_heads][head_dim]; k and v [rows][kv_heads][head_dim].
     virtual void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k,
                            const float* v, float* out, std::int64_t stride) = 0;
     /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights
@@ -256,20 +257,21 @@ public:
         this->norm(norm, rows);
         project(to, norm.out, rows);
     }
-    /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only.
+    /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only. `shared` null:
+    /// the model has no shared expert, and shared_act is null and not used.
     /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act
     /// [rows][shared_stride] point at this rank's first column: act = silu(gate) * up.
-    virtual void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+    virtual void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                             std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                             std::int64_t shared_stride) = 0;
     /// out[t][own columns] = sum over chosen experts (rising id) of weight * down(act), then the shared
     /// expert times sigmoid(shared_gate[t]). act and shared_act are whole (gathered) here, without gaps
-    /// between rows.
-    virtual void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes,
+    /// between rows. `shared` null: no shared expert; shared_act and shared_gate are null and not read.
+    virtual void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes,
                               const float* act, const float* shared_act, const float* shared_gate,
                               std::int64_t rows, float* out, std::int64_t stride) = 0;
     /// route(), then experts_up(): both in one.
-    virtual void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+    virtual void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
                           const Routes& routes, const float* x, std::int64_t rows, float* act,
                           std::int64_t stride, float* shared_act, std::int64_t shared_stride) {
         route(logits, rows, experts, routes);

@@ -77,10 +77,10 @@ public:
     void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k,
                    const float* v, float* out, std::int64_t stride) override;
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override;
-    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+    void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                     std::int64_t shared_stride) override;
-    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+    void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override;
     void add(const float* h, const float* y, float* sum, std::int64_t n) override;

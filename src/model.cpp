@@ -186,14 +186,14 @@ void Model::experts(std::size_t layer, const Rows& rows, const Norm& norm) {
     backend_.norm_project(norm, gates, n);
     after(norm);
     seen("router", static_cast<int>(layer), router_.data(), n, config_.experts);
-    backend_.route_up(router_.data(), config_.experts, *w.gate_up, *w.shared_gate_up, routes_, normed_.data(),
-                      n, act_.data() + cut.expert[rank_].begin, width,
+    backend_.route_up(router_.data(), config_.experts, *w.gate_up, w.shared_gate_up.get(), routes_,
+                      normed_.data(), n, act_.data() + cut.expert[rank_].begin, width,
                       shared_act_.data() + cut.shared[rank_].begin, shared_width);
     const Columns act[] = {{act_.data(), n * config_.top_k, width, cut.expert},
                            {shared_act_.data(), n, shared_width, cut.shared}};
     gather("expert intermediates", act);
 
-    backend_.experts_down(*w.down, *w.shared_down, routes_, act_.data(), shared_act_.data(),
+    backend_.experts_down(*w.down, w.shared_down.get(), routes_, act_.data(), shared_act_.data(),
                           shared_gate_.data(), n, part_ + cut.down[rank_].begin, config_.hidden);
     const Columns hidden{part_, n, config_.hidden, cut.down};
     gather("down projection", {&hidden, 1});

@@ -460,7 +460,9 @@ FTMPI_HD float piece_column(const float* p, const float* values, std::int64_t st
     });
 }
 
-/// Output of the attention for one column: the merged out over the merged l, times the gate.
+/// Output of the attention for one column: the merged out over the merged l, times the gate where there is
+/// one.
+FTMPI_HD float attention_out(float out, float l) { return out / l; }
 FTMPI_HD float attention_out(float out, float l, float gate) { return (out / l) * sigmoid(gate); }
 
 /// The experts of a row: the top_k largest logits, ties to the lower id. ids come out rising; a weight is

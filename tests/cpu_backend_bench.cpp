@@ -175,12 +175,12 @@ struct SmallModel {
                 b.route(router.data(), rows, 16, routes);
             });
             timed("experts up", [&] {
-                b.experts_up(*l.gate_up, *l.shared_gate_up, routes, y.data(), rows, act.data(), 64,
+                b.experts_up(*l.gate_up, l.shared_gate_up.get(), routes, y.data(), rows, act.data(), 64,
                              shared.data(), 128);
             });
             timed("experts down", [&] {
-                b.experts_down(*l.down, *l.shared_down, routes, act.data(), shared.data(), gate.data(), rows,
-                               y.data(), kHidden);
+                b.experts_down(*l.down, l.shared_down.get(), routes, act.data(), shared.data(), gate.data(),
+                               rows, y.data(), kHidden);
             });
         }
         const Projection last{head.get(), logits.data(), 2048};

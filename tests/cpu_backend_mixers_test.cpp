@@ -277,6 +277,7 @@ struct AttentionCase {
         a.values = values.data();
     }
     int out_width() const { return a.query_heads * a.head_dim; }
+    int query_width() const { return a.gated ? 2 * out_width() : out_width(); }
 };
 
 struct AttentionInputs {
@@ -284,7 +285,7 @@ struct AttentionInputs {
     AttentionInputs(const AttentionCase& c, std::int64_t tokens, std::uint64_t seed) {
         Random random(seed);
         const auto n = static_cast<std::size_t>(tokens);
-        qg = random.floats(n * static_cast<std::size_t>(2 * c.out_width()), 3.0f);
+        qg = random.floats(n * static_cast<std::size_t>(c.query_width()), 3.0f);
         k = random.floats(n * static_cast<std::size_t>(c.a.kv_heads * c.a.head_dim), 3.0f);
         v = random.floats(n * static_cast<std::size_t>(c.a.kv_heads * c.a.head_dim), 3.0f);
     }
@@ -296,7 +297,7 @@ std::vector<float> attention_reference(const AttentionCase& c, const AttentionIn
     std::vector<float> out(static_cast<std::size_t>(tokens * c.out_width()));
     const std::int64_t kv = c.a.kv_heads * c.a.head_dim;
     for (std::int64_t t = 0; t < tokens; ++t)
-        reference.token(t, in.qg.data() + t * 2 * c.out_width(), in.k.data() + t * kv, in.v.data() + t * kv,
+        reference.token(t, in.qg.data() + t * c.query_width(), in.k.data() + t * kv, in.v.data() + t * kv,
                         out.data() + t * c.out_width());
     return out;
 }
@@ -313,7 +314,7 @@ void check_attention(const std::vector<NamedBackend>& all, AttentionCase& c, std
             for (std::int64_t t = 0; t < tokens; t += cut) {
                 const auto rows = rows_of(0, t, std::min(tokens, t + cut));
                 std::vector<float> part(rows.size() * static_cast<std::size_t>(stride));
-                backend->attention(c.a, {rows, rows.data()}, in.qg.data() + t * 2 * width,
+                backend->attention(c.a, {rows, rows.data()}, in.qg.data() + t * c.query_width(),
                                    in.k.data() + t * kv, in.v.data() + t * kv, part.data(), stride);
                 for (std::size_t r = 0; r < rows.size(); ++r)
                     std::copy_n(part.begin() + static_cast<std::int64_t>(r) * stride, width,
@@ -345,6 +346,18 @@ BOOST_AUTO_TEST_CASE(attention_of_the_real_head_size_and_of_odd_ones) {
         check_attention(all, odd, 270, {1, 100});
         check_attention(all, tiny, 37, {1, 5});
     }
+}
+
+BOOST_AUTO_TEST_CASE(attention_without_a_gate_rotates_whole_heads) {
+    const auto all = cpu_backends();
+    for (KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
+        AttentionCase real(16, 2, 0, 0, 8, 128, 128, kv, 300, 1), odd(3, 2, 5, 2, 2, 26, 26, kv, 300, 1);
+        real.a.gated = odd.a.gated = false;
+        check_attention(all, real, 270, {1, 33, 270});
+        check_attention(all, odd, 270, {1, 100});
+    }
+    AttentionCase gated(4, 1, 0, 0, 4, 64, 64, KvType::bf16, 80, 1);
+    check_attention(all, gated, 70, {1, 70});
 }
 
 BOOST_AUTO_TEST_CASE(attention_of_several_sequences_is_each_alone) {

@@ -132,61 +132,87 @@ BOOST_AUTO_TEST_CASE(several_matrices_read_the_same_input) {
     }
 }
 
+namespace {
+
+struct ExpertsCase {
+    int experts, top_k;
+    std::int64_t hidden, width, shared_width;  ///< shared_width 0: the model has no shared expert
+};
+
+/// route(), experts_up() and experts_down() of every backend against the dot products of numerics.hpp.
+void check_experts(const std::vector<NamedBackend>& all, const ExpertsCase& s, Format f, std::int64_t rows) {
+    Random random(static_cast<std::uint64_t>(rows));
+    const bool has_shared = s.shared_width > 0;
+    const StoredMatrix up(f, s.experts, 2 * s.width, s.hidden, 1),
+        shared_up(f == Format::bf16 ? Format::nvfp4 : f, 1, 2 * s.shared_width, s.hidden, 2);
+    const StoredMatrix down(f, s.experts, s.hidden, s.width, 3),
+        shared_down(Format::bf16, 1, s.hidden, has_shared ? s.shared_width : 16, 4);
+    const auto n = static_cast<std::size_t>(rows), experts = static_cast<std::size_t>(s.experts),
+               top = static_cast<std::size_t>(s.top_k), hidden = static_cast<std::size_t>(s.hidden);
+    const auto x = random.floats(n * hidden, 2.0f), logits = random.floats(n * experts, 3.0f),
+               gate = random.floats(n, 2.0f);
+    std::vector<std::int32_t> ids(n * top);
+    std::vector<float> weights(n * top), act, shared_act, out(n * hidden);
+    for (std::size_t t = 0; t < n; ++t)
+        num::route(&logits[t * experts], s.experts, s.top_k, &ids[t * top], &weights[t * top]);
+    for (std::size_t t = 0; t < n; ++t) {
+        const float* in = &x[t * hidden];
+        for (std::size_t c = t * top; c < (t + 1) * top; ++c)
+            for (std::int64_t i = 0; i < s.width; ++i)
+                act.push_back(num::expert_act(up.dot(ids[c], i, in), up.dot(ids[c], i + s.width, in)));
+        for (std::int64_t i = 0; i < s.shared_width; ++i)
+            shared_act.push_back(
+                num::expert_act(shared_up.dot(0, i, in), shared_up.dot(0, i + s.shared_width, in)));
+        for (std::int64_t r = 0; r < s.hidden; ++r) {
+            float acc = 0.0f;
+            for (std::size_t c = t * top; c < (t + 1) * top; ++c)
+                acc = num::expert_add(weights[c],
+                                      down.dot(ids[c], r, &act[c * static_cast<std::size_t>(s.width)]), acc);
+            if (has_shared)
+                acc = num::expert_add(
+                    num::sigmoid(gate[t]),
+                    shared_down.dot(0, r, &shared_act[t * static_cast<std::size_t>(s.shared_width)]), acc);
+            out[t * hidden + static_cast<std::size_t>(r)] = acc;
+        }
+    }
+    for (const auto& [name, backend] : all) {
+        const std::string where = name + ", " + std::string(name_of(f)) + ", " + std::to_string(rows) +
+                                  " rows" + (has_shared ? "" : ", no shared expert");
+        const auto m_up = backend->load(up.source()), m_shared_up = backend->load(shared_up.source());
+        const auto m_down = backend->load(down.source()), m_shared_down = backend->load(shared_down.source());
+        std::vector<std::int32_t> got_ids(n * top);
+        std::vector<float> got_weights(n * top), got_act(act.size()), got_shared(shared_act.size()),
+            got(out.size(), 3.0f);
+        const Routes routes{got_ids.data(), got_weights.data(), s.top_k};
+        backend->route(logits.data(), rows, s.experts, routes);
+        BOOST_TEST(got_ids == ids, where);
+        check_equal(got_weights, weights, where + ", weights");
+        backend->experts_up(*m_up, has_shared ? m_shared_up.get() : nullptr, routes, x.data(), rows,
+                            got_act.data(), s.width, has_shared ? got_shared.data() : nullptr,
+                            s.shared_width);
+        check_equal(got_act, act, where + ", act");
+        check_equal(got_shared, shared_act, where + ", shared act");
+        backend->experts_down(*m_down, has_shared ? m_shared_down.get() : nullptr, routes, act.data(),
+                              has_shared ? shared_act.data() : nullptr, has_shared ? gate.data() : nullptr,
+                              rows, got.data(), s.hidden);
+        check_equal(got, out, where + ", out");
+    }
+}
+
+}  // namespace
+
 BOOST_AUTO_TEST_CASE(experts_equal_the_reference) {
     const auto all = cpu_backends();
-    constexpr std::int64_t kExperts = 6, kTop = 3, kHidden = 96, kWidth = 24, kShared = 40;
     for (Format f : kFormats)
-        for (std::int64_t rows : {1, 7, 70}) {
-            Random random(static_cast<std::uint64_t>(rows));
-            const StoredMatrix up(f, kExperts, 2 * kWidth, kHidden, 1),
-                shared_up(f == Format::bf16 ? Format::nvfp4 : f, 1, 2 * kShared, kHidden, 2);
-            const StoredMatrix down(f, kExperts, kHidden, kWidth, 3),
-                shared_down(Format::bf16, 1, kHidden, kShared, 4);
-            const auto n = static_cast<std::size_t>(rows);
-            const auto x = random.floats(n * kHidden, 2.0f), logits = random.floats(n * kExperts, 3.0f),
-                       gate = random.floats(n, 2.0f);
-            std::vector<std::int32_t> ids(n * kTop);
-            std::vector<float> weights(n * kTop), act, shared_act, out(n * kHidden);
-            for (std::size_t t = 0; t < n; ++t)
-                num::route(&logits[t * kExperts], kExperts, kTop, &ids[t * kTop], &weights[t * kTop]);
-            for (std::size_t t = 0; t < n; ++t) {
-                for (std::size_t c = t * kTop; c < (t + 1) * kTop; ++c)
-                    for (int i = 0; i < kWidth; ++i)
-                        act.push_back(num::expert_act(up.dot(ids[c], i, &x[t * kHidden]),
-                                                      up.dot(ids[c], i + kWidth, &x[t * kHidden])));
-                for (int i = 0; i < kShared; ++i)
-                    shared_act.push_back(num::expert_act(shared_up.dot(0, i, &x[t * kHidden]),
-                                                         shared_up.dot(0, i + kShared, &x[t * kHidden])));
-                for (int r = 0; r < kHidden; ++r) {
-                    float acc = 0.0f;
-                    for (std::size_t c = t * kTop; c < (t + 1) * kTop; ++c)
-                        acc = num::expert_add(weights[c], down.dot(ids[c], r, &act[c * kWidth]), acc);
-                    out[t * kHidden + static_cast<std::size_t>(r)] = num::expert_add(
-                        num::sigmoid(gate[t]), shared_down.dot(0, r, &shared_act[t * kShared]), acc);
-                }
-            }
-            for (const auto& [name, backend] : all) {
-                const std::string where =
-                    name + ", " + std::string(name_of(f)) + ", " + std::to_string(rows) + " rows";
-                const auto m_up = backend->load(up.source()), m_shared_up = backend->load(shared_up.source());
-                const auto m_down = backend->load(down.source()),
-                           m_shared_down = backend->load(shared_down.source());
-                std::vector<std::int32_t> got_ids(n * kTop);
-                std::vector<float> got_weights(n * kTop), got_act(act.size()), got_shared(shared_act.size()),
-                    got(out.size(), 3.0f);
-                const Routes routes{got_ids.data(), got_weights.data(), kTop};
-                backend->route(logits.data(), rows, kExperts, routes);
-                BOOST_TEST(got_ids == ids, where);
-                check_equal(got_weights, weights, where + ", weights");
-                backend->experts_up(*m_up, *m_shared_up, routes, x.data(), rows, got_act.data(), kWidth,
-                                    got_shared.data(), kShared);
-                check_equal(got_act, act, where + ", act");
-                check_equal(got_shared, shared_act, where + ", shared act");
-                backend->experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(),
-                                      gate.data(), rows, got.data(), kHidden);
-                check_equal(got, out, where + ", out");
-            }
-        }
+        for (std::int64_t rows : {1, 7, 70})
+            for (std::int64_t shared_width : {40, 0})
+                check_experts(all, {6, 3, 96, 24, shared_width}, f, rows);
+}
+
+BOOST_AUTO_TEST_CASE(eight_of_128_experts_of_width_768_equal_the_reference) {
+    const auto all = cpu_backends();
+    for (Format f : {Format::fp8_block, Format::nvfp4})
+        for (std::int64_t rows : {1, 9}) check_experts(all, {128, 8, 128, 768, 0}, f, rows);
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_may_hold_no_experts_rows) {
@@ -197,8 +223,10 @@ BOOST_AUTO_TEST_CASE(a_rank_may_hold_no_experts_rows) {
         std::vector<std::int32_t> ids{0, 3};
         std::vector<float> weights{0.5f, 0.5f}, x(64, 1.0f), act(1, 5.0f), out(1, 5.0f);
         const Routes routes{ids.data(), weights.data(), 2};
-        backend->experts_up(*a, *b, routes, x.data(), 1, act.data(), 0, act.data(), 0);
-        backend->experts_down(*a, *b, routes, x.data(), x.data(), x.data(), 1, out.data(), 0);
+        for (const Matrix* shared : {b.get(), static_cast<Matrix*>(nullptr)}) {
+            backend->experts_up(*a, shared, routes, x.data(), 1, act.data(), 0, act.data(), 0);
+            backend->experts_down(*a, shared, routes, x.data(), x.data(), x.data(), 1, out.data(), 0);
+        }
         BOOST_TEST(act[0] == 5.0f);
         BOOST_TEST(out[0] == 5.0f, name);
     }

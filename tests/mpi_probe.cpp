@@ -65,11 +65,11 @@ public:
         no();
     }
     void route(const float*, std::int64_t, int, const Routes&) override { no(); }
-    void experts_up(const Matrix&, const Matrix&, const Routes&, const float*, std::int64_t, float*,
+    void experts_up(const Matrix&, const Matrix*, const Routes&, const float*, std::int64_t, float*,
                     std::int64_t, float*, std::int64_t) override {
         no();
     }
-    void experts_down(const Matrix&, const Matrix&, const Routes&, const float*, const float*, const float*,
+    void experts_down(const Matrix&, const Matrix*, const Routes&, const float*, const float*, const float*,
                       std::int64_t, float*, std::int64_t) override {
         no();
     }

@@ -413,8 +413,8 @@ BOOST_AUTO_TEST_CASE(expert_outputs_beyond_half_precision) {
         std::int32_t id = 0;
         float weight = 0.001f, gate = 0.0f;
         std::vector<float> act(16, 6250.0f), zeros(16), out(16);
-        backend->experts_down(*down, *down, {&id, &weight, 1}, act.data(), zeros.data(), &gate, 1, out.data(),
-                              16);
+        backend->experts_down(*down, down.get(), {&id, &weight, 1}, act.data(), zeros.data(), &gate, 1,
+                              out.data(), 16);
         for (const float v : out) BOOST_TEST(std::abs(v - 100.0f) < 1e-3f, name_of(f) << " gave " << v);
     }
 }

@@ -74,6 +74,7 @@ struct DeltaTask {
 };
 
 /// One query of attention: normalised and rotated, its position, its gate and the place of its result.
+/// gate is null where the model has none.
 struct Query {
     const float* q;
     const float* gate;

@@ -296,8 +296,9 @@ void attend(const AttendTask& t) {
         const Query& query = t.queries[i];
         const F l = set(sum[i]);
         over(t.head_dim, [&](std::int64_t d, int n) {
-            store_some(query.out + d,
-                       mul(div(load(out + i * width + d), l), sigmoid(load_some(query.gate + d, n))), n);
+            F y = div(load(out + i * width + d), l);
+            if (query.gate) y = mul(y, sigmoid(load_some(query.gate + d, n)));
+            store_some(query.out + d, y, n);
         });
     }
 }

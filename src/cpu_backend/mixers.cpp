@@ -96,7 +96,7 @@ void CpuBackend::attention(const Attention& t, const Rows& rows, const float* qg
         if (row.position >= t.capacity)
             throw Error(Exit::failure, "position " + std::to_string(row.position) +
                                            " is beyond the cache of " + std::to_string(t.capacity));
-    const std::int64_t dim = t.head_dim, half = t.rotary_dim / 2;
+    const std::int64_t dim = t.head_dim, half = t.rotary_dim / 2, pitch = t.gated ? 2 * dim : dim;
     const auto row_bytes = static_cast<std::int64_t>(size_of(t.kv)) * dim;
 
     // Queries of each local key/value head are consecutive.
@@ -124,8 +124,8 @@ void CpuBackend::attention(const Attention& t, const Rows& rows, const float* qg
                      h < first_query[static_cast<std::size_t>(kv) + 1]; ++h) {
                     const std::int64_t at = r * t.query_heads + h,
                                        position = rows.host[static_cast<std::size_t>(r)].position;
-                    queries.push_back(
-                        {q + at * dim, qg + (2 * at + 1) * dim, out + r * stride + h * dim, position});
+                    queries.push_back({q + at * dim, t.gated ? qg + at * pitch + dim : nullptr,
+                                       out + r * stride + h * dim, position});
                     work += static_cast<double>(position * dim) * 2;
                 }
             for (std::size_t i = first; i < queries.size(); i += cpu::kQueryBlock)
@@ -143,7 +143,7 @@ void CpuBackend::attention(const Attention& t, const Rows& rows, const float* qg
         const float *cos = t.cos + row.position * half, *sin = t.sin + row.position * half;
         for (int h = 0; h < t.query_heads; ++h) {
             const std::int64_t at = r * t.query_heads + h;
-            kernels_.norm_rope(qg + 2 * at * dim, t.q_norm, t.eps, t.head_dim, t.rotary_dim, cos, sin,
+            kernels_.norm_rope(qg + at * pitch, t.q_norm, t.eps, t.head_dim, t.rotary_dim, cos, sin,
                                q + at * dim);
         }
         float* key = scratch + scratch_size * static_cast<std::size_t>(thread);

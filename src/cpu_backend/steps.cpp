@@ -126,21 +126,23 @@ void CpuBackend::group_by_expert(const Routes& routes, std::int64_t rows, std::i
         order_[static_cast<std::size_t>(next[static_cast<std::size_t>(routes.experts[c])]++)] = c;
 }
 
-void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+void CpuBackend::experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                             std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                             std::int64_t shared_stride) {
-    const auto &experts = cpu_matrix(routed), &always = cpu_matrix(shared);
-    const bool any_routed = routed.rows > 0, any_shared = shared.rows > 0;
+    const auto& experts = cpu_matrix(routed);
+    const std::int64_t shared_rows = shared ? shared->rows : 0;
+    const bool any_routed = routed.rows > 0, any_shared = shared_rows > 0;
     if (rows == 0 || (!any_routed && !any_shared)) return;
-    if (any_routed && any_shared && routed.cols != shared.cols)
+    if (any_routed && any_shared && routed.cols != shared->cols)
         throw Error(Exit::failure, "routed and shared experts differ in their number of columns");
-    const bool quantized = (any_routed && is_4bit(routed.format)) || (any_shared && is_4bit(shared.format));
-    const InputRow* in = inputs(x, rows, any_routed ? routed.cols : shared.cols, quantized, chunks_, inputs_);
+    const bool quantized = (any_routed && is_4bit(routed.format)) || (any_shared && is_4bit(shared->format));
+    const InputRow* in =
+        inputs(x, rows, any_routed ? routed.cols : shared->cols, quantized, chunks_, inputs_);
     const std::int64_t k = any_routed ? routes.top_k : 0, choices = rows * k;
     if (any_routed) group_by_expert(routes, rows, routed.groups);
 
     // Gate and up rows of every choice, then of the shared expert for every row.
-    float* raw = results_.get<float>(static_cast<std::size_t>(choices * routed.rows + rows * shared.rows));
+    float* raw = results_.get<float>(static_cast<std::size_t>(choices * routed.rows + rows * shared_rows));
     float* raw_shared = raw + choices * routed.rows;
     struct Part {
         std::int64_t expert, begin, end;  ///< expert -1: the shared one; tiles
@@ -151,17 +153,17 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Ro
         for (std::int64_t t = 0; t < tiles; t += half)
             parts.push_back({expert, t, std::min(tiles, t + half)});
     };
-    if (any_shared) add_parts(-1, always.tiles());
+    if (any_shared) add_parts(-1, cpu_matrix(*shared).tiles());
     for (std::int64_t e = 0; any_routed && e < routed.groups; ++e)
         if (begin_[static_cast<std::size_t>(e)] != begin_[static_cast<std::size_t>(e) + 1])
             add_parts(e, experts.tiles());
 
-    const double work =
-        work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
+    const double work = work_of(routed) * static_cast<double>(choices) +
+                        (shared ? work_of(*shared) * static_cast<double>(rows) : 0);
     parallel(static_cast<std::int64_t>(parts.size()), work, [&](std::int64_t i, int) {
         const Part& part = parts[static_cast<std::size_t>(i)];
         const bool is_shared = part.expert < 0;
-        const TileView view = is_shared ? always.view(0) : experts.view(part.expert);
+        const TileView view = is_shared ? cpu_matrix(*shared).view(0) : experts.view(part.expert);
         const std::int64_t first = is_shared ? 0 : begin_[static_cast<std::size_t>(part.expert)];
         const std::int64_t last = is_shared ? rows : begin_[static_cast<std::size_t>(part.expert) + 1];
         InputRow list[64];
@@ -171,34 +173,36 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix& shared, const Ro
             for (std::int64_t c = 0; c < n; ++c) {
                 const std::int64_t choice = is_shared ? c0 + c : order_[static_cast<std::size_t>(c0 + c)];
                 list[c] = in[is_shared ? choice : choice / k];
-                out[c] = (is_shared ? raw_shared + choice * shared.rows : raw + choice * routed.rows) +
+                out[c] = (is_shared ? raw_shared + choice * shared_rows : raw + choice * routed.rows) +
                          part.begin * kRowTile;
             }
             kernels_.dot(view, part.begin, part.end, list, n, out);
         }
     });
 
-    const std::int64_t width = routed.rows / 2, shared_width = shared.rows / 2;
+    const std::int64_t width = routed.rows / 2, shared_width = shared_rows / 2;
     parallel(rows, static_cast<double>(choices * width + rows * shared_width) * 16, [&](std::int64_t r, int) {
         for (std::int64_t c = r * k; c < (r + 1) * k; ++c)
             kernels_.expert_act(raw + c * routed.rows, raw + c * routed.rows + width, width,
                                 act + c * stride);
-        const float* s = raw_shared + r * shared.rows;
+        if (!any_shared) return;
+        const float* s = raw_shared + r * shared_rows;
         kernels_.expert_act(s, s + shared_width, shared_width, shared_act + r * shared_stride);
     });
 }
 
-void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes,
+void CpuBackend::experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes,
                               const float* act, const float* shared_act, const float* shared_gate,
                               std::int64_t rows, float* out, std::int64_t stride) {
-    const auto &experts = cpu_matrix(routed), &always = cpu_matrix(shared);
-    if (routed.rows != shared.rows)
+    const auto& experts = cpu_matrix(routed);
+    if (shared && routed.rows != shared->rows)
         throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
     if (rows == 0 || routed.rows == 0) return;
     const std::int64_t choices = rows * routes.top_k;
     const InputRow* in = inputs(act, choices, routed.cols, is_4bit(routed.format), chunks_, inputs_);
-    const InputRow* in_shared =
-        inputs(shared_act, rows, shared.cols, is_4bit(shared.format), shared_chunks_, shared_inputs_);
+    const InputRow* in_shared = shared ? inputs(shared_act, rows, shared->cols, is_4bit(shared->format),
+                                                shared_chunks_, shared_inputs_)
+                                       : nullptr;
     group_by_expert(routes, rows, routed.groups);
 
     // A task owns some output rows for all of the step's rows, and adds the experts there in rising id.
@@ -207,8 +211,8 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const 
         std::min(fit, threads_ == 1 ? tiles : (tiles + 2 * threads_ - 1) / (2 * threads_));
     const std::size_t per_thread = static_cast<std::size_t>(64 * grain * kRowTile);
     float* results = results_.get<float>(per_thread * static_cast<std::size_t>(threads_));
-    const double work =
-        work_of(routed) * static_cast<double>(choices) + work_of(shared) * static_cast<double>(rows);
+    const double work = work_of(routed) * static_cast<double>(choices) +
+                        (shared ? work_of(*shared) * static_cast<double>(rows) : 0);
     parallel((tiles + grain - 1) / grain, work, [&](std::int64_t i, int thread) {
         const std::int64_t begin = i * grain, end = std::min(tiles, begin + grain), first = begin * kRowTile;
         const std::int64_t width = std::min(routed.rows, end * kRowTile) - first;
@@ -230,9 +234,9 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix& shared, const 
                     kernels_.expert_add(routes.weights[choice[c]], to[c], width,
                                         out + choice[c] / routes.top_k * stride + first);
             }
-        for (std::int64_t r0 = 0; r0 < rows; r0 += 64) {
+        for (std::int64_t r0 = 0; shared && r0 < rows; r0 += 64) {
             const std::int64_t n = std::min<std::int64_t>(64, rows - r0);
-            kernels_.dot(always.view(0), begin, end, in_shared + r0, n, to);
+            kernels_.dot(cpu_matrix(*shared).view(0), begin, end, in_shared + r0, n, to);
             for (std::int64_t r = 0; r < n; ++r)
                 kernels_.expert_add(num::sigmoid(shared_gate[r0 + r]), to[r], width,
                                     out + (r0 + r) * stride + first);

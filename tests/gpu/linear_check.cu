@@ -112,16 +112,16 @@ void check_experts(Pair& p, const MoeShape& s) {
         // This rank's columns of act, then the whole act as other ranks would have gathered it.
         DeviceArray<float> own_act(b, s.rows * s.top_k * s.width, "check"),
             own_shared_act(b, s.rows * s.shared_width, "check"), out(b, s.rows * (s.own_down + 5), "check");
-        b.experts_up(*m_up, *m_shared_up, routes, in.data(), s.rows, own_act.data(), s.width,
+        b.experts_up(*m_up, m_shared_up.get(), routes, in.data(), s.rows, own_act.data(), s.width,
                      own_shared_act.data(), s.shared_width);
-        b.experts_down(*m_down, *m_shared_down, routes, act.data(), shared_act.data(), gate.data(), s.rows,
-                       out.data(), s.own_down + 5);
+        b.experts_down(*m_down, m_shared_down.get(), routes, act.data(), shared_act.data(), gate.data(),
+                       s.rows, out.data(), s.own_down + 5);
         ids[side] = download(b, experts.data(), experts.size());
         {
             DeviceArray<std::int32_t> chosen(b, experts.size(), "check");
             DeviceArray<float> fused_weights(b, weights.size(), "check"),
                 fused_act(b, own_act.size(), "check"), fused_shared(b, own_shared_act.size(), "check");
-            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, *m_shared_up,
+            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, m_shared_up.get(),
                        {chosen.data(), fused_weights.data(), s.top_k}, in.data(), s.rows, fused_act.data(),
                        s.width, fused_shared.data(), s.shared_width);
             const auto more = download(b, chosen.data(), chosen.size());

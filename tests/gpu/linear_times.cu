@@ -110,14 +110,14 @@ struct Sizes {
         const std::string name =
             "experts " + std::string(name_of(f)) + " 8+1 of 512, " + std::to_string(rows) + " rows, ";
         const double up_us = median_microseconds(gpu, kCalls, [&](int i) {
-            gpu.experts_up(*up, *shared_up, routes(i), x.data(), rows, act.data(), 512, shared_act.data(),
-                           512);
+            gpu.experts_up(*up, shared_up.get(), routes(i), x.data(), rows, act.data(), 512,
+                           shared_act.data(), 512);
         });
         print(name + "up", up_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 1024, 2048)),
               macs * 1024 * 2048);
         const double down_us = median_microseconds(gpu, kCalls, [&](int i) {
-            gpu.experts_down(*down, *shared_down, routes(i), act.data(), shared_act.data(), gate.data(), rows,
-                             out.data(), 2048);
+            gpu.experts_down(*down, shared_down.get(), routes(i), act.data(), shared_act.data(), gate.data(),
+                             rows, out.data(), 2048);
         });
         print(name + "down", down_us, (distinct + 1) * static_cast<double>(stored_bytes(f, 1, 2048, 512)),
               macs * 2048 * 512);

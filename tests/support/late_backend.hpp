@@ -87,17 +87,17 @@ public:
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
         queue([=, this] { CpuBackend::route(logits, rows, experts, routes); });
     }
-    void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+    void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                     std::int64_t shared_stride) override {
-        queue([=, this, &routed, &shared] {
+        queue([=, this, &routed] {
             CpuBackend::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride);
         });
     }
-    void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+    void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override {
-        queue([=, this, &routed, &shared] {
+        queue([=, this, &routed] {
             CpuBackend::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride);
         });
     }

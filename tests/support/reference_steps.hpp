@@ -216,7 +216,8 @@ struct AttentionReference {
         }
         for (int h = 0; h < t.query_heads; ++h) {
             const auto kv = static_cast<std::size_t>((t.first_query_head + h) / t.group - t.first_kv_head);
-            const auto q = prepared(qg + 2 * h * t.head_dim, t.q_norm, position);
+            const int pitch = t.gated ? 2 * t.head_dim : t.head_dim;
+            const auto q = prepared(qg + h * pitch, t.q_norm, position);
             float max = 0, sum = 0;
             std::vector<float> merged(static_cast<std::size_t>(t.head_dim));
             for (std::int64_t p0 = 0; p0 <= position; p0 += num::kAttentionPiece) {
@@ -239,10 +240,12 @@ struct AttentionReference {
                 sum = p0 ? num::merge_value(sum, l, g) : l;
                 max = g.max;
             }
-            const float* gate = qg + (2 * h + 1) * t.head_dim;
-            for (int d = 0; d < t.head_dim; ++d)
-                out[h * t.head_dim + d] =
-                    num::attention_out(merged[static_cast<std::size_t>(d)], sum, gate[d]);
+            for (int d = 0; d < t.head_dim; ++d) {
+                const float value = merged[static_cast<std::size_t>(d)];
+                out[h * t.head_dim + d] = t.gated
+                                              ? num::attention_out(value, sum, qg[h * pitch + t.head_dim + d])
+                                              : num::attention_out(value, sum);
+            }
         }
     }
 };
