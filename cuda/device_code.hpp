@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "../src/numerics.hpp"
-#include "device.hpp"
-#include "handles.hpp"
+#include "runtime/device.hpp"
+#include "runtime/handles.hpp"
 
 namespace ftmpi::cuda {
 

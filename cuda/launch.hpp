@@ -18,7 +18,7 @@
 
 #include "../src/backend.hpp"
 #include "../src/error.hpp"
-#include "matrix.hpp"
+#include "runtime/matrix.hpp"
 
 namespace ftmpi::cuda {
 

@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "handles.hpp"
 #include "mailbox.hpp"
+#include "runtime/handles.hpp"
 
 namespace ftmpi::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "device_code.hpp"
+#include "experts/route.cuh"
 #include "launch.hpp"
-#include "route.cuh"
 
 namespace ftmpi::cuda {
 namespace {

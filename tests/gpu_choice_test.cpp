@@ -1,6 +1,6 @@
 // The choice of GPUs, with the lists that launchers, containers and users make.
 #define BOOST_TEST_MODULE gpu_choice
-#include "../cuda/gpu_choice.hpp"
+#include "../cuda/runtime/gpu_choice.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <functional>

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "../../cuda/handles.hpp"
 #include "../../cuda/mailbox.hpp"
+#include "../../cuda/runtime/handles.hpp"
 #include "../../src/backend.hpp"
 #include "../../src/communicator.hpp"
 #include "../session.hpp"

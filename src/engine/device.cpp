@@ -6,8 +6,8 @@
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
 #ifdef FTMPI_HAVE_CUDA
-#include "../../cuda/backend.hpp"
-#include "../../cuda/device.hpp"
+#include "../../cuda/runtime/backend.hpp"
+#include "../../cuda/runtime/device.hpp"
 #endif
 
 namespace ftmpi {

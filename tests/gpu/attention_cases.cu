@@ -1,7 +1,7 @@
 // Attention on the GPU against the CPU backend, bit by bit.
 #include <cmath>
 
-#include "../../cuda/attention.cuh"
+#include "../../cuda/attention/attention.cuh"
 #include "mixers_cases.hpp"
 #include "short_form.hpp"
 

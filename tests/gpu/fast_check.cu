@@ -2,7 +2,7 @@
 // other rows beside, then times beside the exact kernels' at the sizes of a 35B model.
 #include <cmath>
 
-#include "../../cuda/backend.hpp"
+#include "../../cuda/runtime/backend.hpp"
 #include "checks.hpp"
 #include "short_form.hpp"
 

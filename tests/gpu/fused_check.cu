@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "../../cuda/backend.hpp"
+#include "../../cuda/runtime/backend.hpp"
 #include "../../src/cpu_backend.hpp"
 #include "checks.hpp"
 #include "short_form.hpp"

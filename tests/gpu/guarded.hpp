@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../../cuda/handles.hpp"
+#include "../../cuda/runtime/handles.hpp"
 #include "../../src/backend.hpp"
 #include "../support/random.hpp"
 

@@ -15,7 +15,7 @@
 #include "../../src/model.hpp"
 #include "../../src/tokenizer.hpp"
 #ifdef FTMPI_HAVE_CUDA
-#include "../../cuda/backend.hpp"
+#include "../../cuda/runtime/backend.hpp"
 #endif
 
 namespace {

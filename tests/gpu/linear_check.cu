@@ -3,7 +3,7 @@
 #include <cmath>
 #include <thread>
 
-#include "../../cuda/backend.hpp"
+#include "../../cuda/runtime/backend.hpp"
 #include "../../src/cpu_backend.hpp"
 #include "checks.hpp"
 #include "short_form.hpp"

@@ -1,6 +1,6 @@
 // Times of the matrix kernels at the sizes of a 35B model with 3B active: hidden 2048, 256 experts of width
 // 512, 8 chosen.
-#include "../../cuda/backend.hpp"
+#include "../../cuda/runtime/backend.hpp"
 #include "checks.hpp"
 
 namespace ftmpi::check {

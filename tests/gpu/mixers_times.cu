@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <functional>
 
-#include "../../cuda/attention.cuh"
+#include "../../cuda/attention/attention.cuh"
 #include "guarded.hpp"
 
 namespace ftmpi::gpu_check {

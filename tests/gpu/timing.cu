@@ -1,7 +1,7 @@
 // Timing of calls as graph replays, and the rate of a kernel that only reads.
 #include <cuda_runtime.h>
 
-#include "../../cuda/handles.hpp"
+#include "../../cuda/runtime/handles.hpp"
 #include "checks.hpp"
 
 namespace ftmpi::check {

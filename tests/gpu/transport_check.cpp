@@ -14,9 +14,9 @@
 #include <iostream>
 #include <numeric>
 
-#include "../../cuda/backend.hpp"
-#include "../../cuda/device.hpp"
-#include "../../cuda/handles.hpp"
+#include "../../cuda/runtime/backend.hpp"
+#include "../../cuda/runtime/device.hpp"
+#include "../../cuda/runtime/handles.hpp"
 #include "../../mpi/exchange.hpp"
 #include "../../mpi/transport/choice.hpp"
 

@@ -1,0 +1,192 @@
+// Private to attention's kernels: which queries read a key/value head, the cache's elements, norm and RoPE by
+// a warp.
+#pragma once
+
+#include "../mixers.cuh"
+
+namespace ftmpi::cuda {
+
+constexpr int kMostHeadDim = 256;
+constexpr int kMostHeadChunks = kMostHeadDim / num::kChunk;
+
+/// This rank's query heads that read its key/value head `kv`.
+struct QueryHeads {
+    int first, count;
+};
+__host__ __device__ inline QueryHeads query_heads_of(const Attention& t, int kv) {
+    const int begin = (t.first_kv_head + kv) * t.group - t.first_query_head, end = begin + t.group;
+    const int first = begin < 0 ? 0 : begin, last = end < t.query_heads ? end : t.query_heads;
+    return {first, last > first ? last - first : 0};
+}
+
+template <KvType kType>
+inline constexpr int kElementBytes = kType == KvType::fp32   ? 4
+                                     : kType == KvType::bf16 ? 2
+                                                             : 1;
+
+/// kCount neighbouring elements as the cache stores them; all zero bits are zeros in every type.
+template <KvType kType, int kCount> struct Stored {
+    static constexpr int kWords = kCount * kElementBytes<kType> / 4;
+    std::uint32_t w[kWords];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) w[i] = 0;
+    }
+    /// p is aligned to the elements' bytes, at most 16.
+    __device__ __forceinline__ void load(const void* p) {
+        if constexpr (kWords % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < kWords / 4; ++i) {
+                const uint4 v = static_cast<const uint4*>(p)[i];
+                w[4 * i] = v.x, w[4 * i + 1] = v.y, w[4 * i + 2] = v.z, w[4 * i + 3] = v.w;
+            }
+        } else if constexpr (kWords == 2) {
+            const uint2 v = *static_cast<const uint2*>(p);
+            w[0] = v.x, w[1] = v.y;
+        } else {
+            w[0] = *static_cast<const std::uint32_t*>(p);
+        }
+    }
+    /// The same alignment.
+    __device__ __forceinline__ void store(void* p) const {
+        if constexpr (kWords % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < kWords / 4; ++i)
+                static_cast<uint4*>(p)[i] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
+        } else if constexpr (kWords == 2) {
+            *static_cast<uint2*>(p) = {w[0], w[1]};
+        } else {
+            *static_cast<std::uint32_t*>(p) = w[0];
+        }
+    }
+    /// Ties the elements to a loop's counter, so that they are not decoded ahead of the loop: that would take
+    /// more registers than there are.
+    __device__ __forceinline__ void stay_in_loop([[maybe_unused]] int counter) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) asm("" : "+r"(w[i]) : "r"(counter));
+#endif
+    }
+    __device__ __forceinline__ void decode(float scale, float (&x)[kCount]) const {
+        if constexpr (kType == KvType::fp32) {
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) x[i] = num::float_of(w[i]);
+        } else if constexpr (kType == KvType::bf16) {
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+                x[2 * i] = num::float_of(w[i] << 16);
+                x[2 * i + 1] = num::float_of(w[i] & 0xffff0000u);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+                float v[4];
+                decode_e4m3(w[i], v);
+                if ((((w[i] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) !=
+                    0)  // a code of a NaN, which the wide form may not know
+                    for (int b = 0; b < 4; ++b)
+                        v[b] = num::from_e4m3(static_cast<std::uint8_t>(w[i] >> (8 * b)));
+#pragma unroll
+                for (int b = 0; b < 4; ++b) x[4 * i + b] = v[b] * scale;
+            }
+        }
+    }
+};
+
+/// Element i of a stored row becomes x.
+template <KvType kType>
+__device__ __forceinline__ void store_element(void* row, int i, float x, float scale) {
+    if constexpr (kType == KvType::fp32) static_cast<float*>(row)[i] = x;
+    else if constexpr (kType == KvType::bf16) static_cast<std::uint16_t*>(row)[i] = num::to_bf16(x);
+    else static_cast<std::uint8_t*>(row)[i] = num::kv_to_fp8(x, scale);
+}
+
+/// Byte offset in the cache of a slot's first position of a key/value head.
+template <KvType kType>
+__device__ __forceinline__ std::int64_t cache_offset(const Attention& t, std::int64_t slot, int kv) {
+    return (slot * t.kv_heads + kv) * t.capacity * t.head_dim * kElementBytes<kType>;
+}
+
+/// y = RoPE(RMSNorm(x) * weight) by a warp. y lies in shared memory in chunks `pitch` floats apart; what is
+/// left of its last chunk becomes zero.
+__device__ __forceinline__ void norm_rope(const Attention& t, const float* x, const float* weight,
+                                          std::int64_t position, float* y, int pitch) {
+    constexpr int kPerLane = kMostHeadDim / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32, dim = t.head_dim, half = t.rotary_dim / 2;
+    const float *cos = t.cos + position * half, *sin = t.sin + position * half;
+    float in[kPerLane], w[kPerLane], c[kPerLane / 2], s[kPerLane / 2];
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+        const int i = lane + 32 * j;
+        in[j] = i < dim ? x[i] : 0.0f;
+        w[j] = i < dim ? weight[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kPerLane / 2; ++j) {
+        const int i = lane + 32 * j;
+        c[j] = i < half ? cos[i] : 0.0f;
+        s[j] = i < half ? sin[i] : 0.0f;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j)
+        if (32 * j < dim) y[j * pitch + lane] = in[j];
+    __syncwarp();
+    const float scale = num::rms_scale(warp_squares(y, dim, pitch), dim, t.eps);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j)
+        if (lane + 32 * j < dim) y[j * pitch + lane] = num::rms_apply(in[j], scale, w[j]);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPerLane / 2; ++j) {
+        const int i = lane + 32 * j;
+        if (i < half) {
+            float &first = y[place(i, pitch)], &second = y[place(i + half, pitch)];
+            const float a = first, b = second;
+            first = num::rope_first(a, b, c[j], s[j]);
+            second = num::rope_second(a, b, c[j], s[j]);
+        }
+    }
+    __syncwarp();
+}
+
+/// The largest value of a warp.
+__device__ __forceinline__ float warp_max(float m) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        const float other = __shfl_xor_sync(kWholeWarp, m, d);
+        m = other > m ? other : m;
+    }
+    return m;
+}
+
+/// Most query heads of one key/value head that attention_step takes.
+constexpr int kMostStepHeads = 16;
+
+/// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is
+/// the same. Refuses more key/value heads than attention_step counts.
+void check_step_heads(int kv_heads);
+std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
+void attention_step(const Attention& attention, const Rows& rows, const float* qg, const float* k,
+                    const float* v, float* out, std::int64_t stride, const Scratch& scratch, bool early,
+                    cudaStream_t stream, bool clusters = true);
+
+/// Any rows; their keys and values are in the cache.
+void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                     std::int64_t stride, cudaStream_t stream);
+/// The same with fast numerics.
+void attention_fast_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                          std::int64_t stride, cudaStream_t stream);
+
+/// Calls f with the cache's type as a constant.
+template <class F> void with_kv_type(KvType type, F f) {
+    switch (type) {
+        case KvType::fp32: return f(std::integral_constant<KvType, KvType::fp32>{});
+        case KvType::bf16: return f(std::integral_constant<KvType, KvType::bf16>{});
+        case KvType::fp8: return f(std::integral_constant<KvType, KvType::fp8>{});
+    }
+}
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,219 @@
+// Gate and up of the chosen experts of few rows at fixed width, as in a step of decoding: all sizes of a row
+// of the matrices are known when a kernel is compiled.
+//
+// Bytes of one row at 8 + 1 experts of 512 x 2048 NVFP4: 10.6 MB (2.4 us at 4.5 TB/s). What is above that is
+// the way from a kernel's start to its first loads and from the last ones to its end, so a block has a warp
+// for each choice, and one for the shared expert, of one or two units of rows; one more warp chooses. The
+// shared expert's weights are asked for at once, each choice's as soon as that choice is known, while the
+// search for the next goes on: memory is busy from then on, since an expert's rows take it longer than a
+// search. The warps of the last choices, which wait longest, stage the input meanwhile. Ids are found in
+// falling order of their logits; where an expert's hidden values belong is needed, and known, when they are
+// ready.
+#include <algorithm>
+
+#include "decode.cuh"
+#include "route.cuh"
+
+namespace ftmpi::cuda {
+namespace {
+
+constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach, kMostTop = 8;
+constexpr int kMostUpWarps = 20;  ///< 96 registers a thread, and room for two blocks of half as many warps
+enum Barrier { kStaged = 1, kPlaced, kFound };  ///< kFound + n: choice n; all are below 16
+
+struct UpTask {
+    Groups routed, shared;
+    const std::int32_t* experts;  ///< chosen already, when the kernel does not
+    const float* logits;
+    std::int32_t* chosen;
+    float* weights;
+    const float* x;
+    float* act;
+    float* shared_act;
+    std::int64_t stride, shared_stride;
+    int top_k, width, shared_width, count;  ///< `width`: intermediate rows held here; `count` of experts
+    int copies;                             ///< units of each expert that a block works on, 1 or 2
+};
+
+/// What a block found out about its row.
+struct Choice {
+    RouteSpace space;
+    std::int32_t expert[kMostTop];  ///< in the order of being found
+    int place[32];                  ///< of each of them, when ids rise
+    float weights[kMostTop];        ///< of a row that is not finite
+};
+
+/// The warp that chooses.
+__device__ __forceinline__ void choose(const UpTask& a, Choice& choice, int t, int lane) {
+    const float* logits = a.logits + std::int64_t{t} * a.count;
+    const int each = 32 * (1 + a.copies);
+    LaneChoice mine;
+    const bool finite =
+        choose_by_warp<kRouteEach>(logits, a.count, a.top_k, mine, [&](int n, std::uint32_t id) {
+            if (lane == 0) choice.expert[n] = static_cast<std::int32_t>(id);
+            __syncwarp();
+            arrive_at(kFound + n, each);
+        });
+    int place = lane;
+    if (finite) {
+        place = place_by_warp(mine, a.top_k);
+    } else {  // rare: the plain order of comparisons decides, and every weight is NaN
+        if (lane == 0) route_plainly(logits, a.count, a.top_k, choice.expert, choice.weights);
+        __syncwarp();
+#pragma unroll 1
+        for (int n = 0; n < a.top_k; ++n) arrive_at(kFound + n, each);
+    }
+    choice.place[lane] = place;
+    __syncwarp();
+    arrive_at(kPlaced, 32 * (1 + a.top_k * a.copies));
+    if (blockIdx.x != 0) return;
+    std::int32_t* ids = a.chosen + t * a.top_k;
+    float* weights = a.weights + t * a.top_k;
+    if (finite) {
+        weigh_by_warp(mine, place, a.top_k, ids, weights, choice.space);
+    } else if (lane < a.top_k) {
+        ids[lane] = choice.expert[lane];
+        weights[lane] = choice.weights[lane];
+    }
+    publish_to_next();
+}
+
+/// grid.y counts the step's rows. A unit is the rows of gate and of up that a warp works on together.
+template <Format F, int kSets, bool kRoute>
+__global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __grid_constant__ UpTask a) {
+    constexpr int R = expert_rows(F), H = R / 2, kChunks = 32 * kSets;
+    constexpr int kCodePitch = code_pitch_of_sets<F, kSets>, kScalePitch = scale_pitch_of_sets<F, kSets>;
+    __shared__ Choice choice;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
+    if (!kRoute || blockIdx.x != 0) start_next();  // the first block publishes the choice before
+    const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.top_k + 1, workers = members * a.copies;
+    if constexpr (kRoute)
+        if (warp < 0) {
+            await_previous();
+            return choose(a, choice, t, lane);
+        }
+    SumBuffer& buffer = reinterpret_cast<SumBuffer*>(shared_bytes())[warp];
+    auto* staged = reinterpret_cast<uint4*>(reinterpret_cast<SumBuffer*>(shared_bytes()) + workers);
+    const int copy = warp >= members, nth = copy ? warp - members : warp;
+    const bool shared = nth == a.top_k;
+    const Groups m = shared ? a.shared : a.routed;
+    const int width = shared ? a.shared_width : a.width,
+              mine = (static_cast<int>(blockIdx.x) * a.copies + copy) * H;
+    const bool any = mine < width;  // a warp without rows goes along
+    const int first = any ? mine : 0;
+    std::uint32_t group = 0;
+    if (!shared) await_previous();
+    if constexpr (!kRoute)
+        if (!shared) group = static_cast<std::uint32_t>(a.experts[t * a.top_k + nth]);
+    // The warps of the last choices stage the input: before their weights when they have to wait for the
+    // choice.
+    const int late = a.top_k / 2, stagers = a.top_k - late;
+    const bool stages = !shared && nth >= late;
+    const auto stage = [&] {
+        stage_whole<F, kChunks>(a.x + std::int64_t{t} * (kChunks * num::kChunk), staged,
+                                32 * (nth - late + copy * stagers) + lane, 32 * stagers * a.copies);
+    };
+    if (kRoute && stages) {
+        stage();
+        wait_at(kStaged, 32 * workers);
+    }
+    const std::uint8_t* codes = m.codes + static_cast<std::uint32_t>(first * kCodePitch + lane * kPiece);
+    const std::uint8_t* scales = m.scales + static_cast<std::uint32_t>(first * kScalePitch);
+    const std::uint32_t codes_up = static_cast<std::uint32_t>(width * kCodePitch),
+                        scales_up = static_cast<std::uint32_t>(width * kScalePitch);
+    const std::uint32_t multiplied = static_cast<std::uint32_t>(first + lane % R / H * width + lane % H);
+    if constexpr (kRoute)
+        if (!shared) {
+            wait_at(kFound + nth, 32 * (1 + a.copies));
+            group = static_cast<std::uint32_t>(choice.expert[nth]);
+        }
+    codes += std::uint64_t{group} * m.code_bytes;
+    scales += std::uint64_t{group} * m.scale_bytes;
+    Fetched<F, R> sets[kSets];
+#pragma unroll
+    for (int s = 0; s < kSets; ++s)
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+            fetch_chunk(sets[s], r,
+                        codes + (r / H) * codes_up + (r % H) * kCodePitch + s * pieces_of(F) * 32 * kPiece,
+                        32 * kPiece, scales + (r / H) * scales_up + (r % H) * kScalePitch, s * 32 + lane);
+    const float multiplier = m.multipliers ? m.multipliers[group * m.rows + multiplied] : 1.0f;
+    if (shared) await_previous();  // its weights do not depend on the kernel before
+    if (!kRoute && stages) stage();
+    if (!kRoute || !stages) wait_at(kStaged, 32 * workers);
+    OrderedSums<F, R, 1, false> sums(buffer, lane);
+    each<kSets>([&](auto s) {
+        float v[1][R];
+        values_of<F, kChunks>(sets[s()], staged, s() * 32 + lane, v);
+        sums.put(s(), true, v, sets[s()], s() + 1 == kSets);
+    });
+    const float y = m.multipliers ? multiplier * sums.total() : sums.total(),
+                up = __shfl_sync(kWholeWarp, y, lane % H + H);
+    const float value = num::expert_act(y, up);
+    int place = nth;
+    if constexpr (kRoute)
+        if (!shared) {
+            wait_at(kPlaced, 32 * (1 + a.top_k * a.copies));
+            place = choice.place[nth];
+        }
+    float* act =
+        shared ? a.shared_act + t * a.shared_stride : a.act + (std::int64_t{t} * a.top_k + place) * a.stride;
+    if (any && lane < H) act[first + lane] = value;
+}
+
+}  // namespace
+
+bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const Routes& routes,
+                      const float* logits, int experts, const float* x, std::int64_t rows, float* act,
+                      std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card,
+                      cudaStream_t stream) {
+    constexpr int kSets = 2;
+    const auto whole = [](const MatrixView& m) {
+        return m.rows != 0 && near(m) && m.cols == kSets * 32 * num::kChunk &&
+               m.rows / 2 % (expert_rows(m.format) / 2) == 0;
+    };
+    if (!whole(routed) || !whole(shared) || !aligned(x) || routes.top_k < 1 || routes.top_k > kMostTop)
+        return false;
+    if (logits && (experts > kMostRouted || routes.top_k > experts)) return false;
+    UpTask a{groups_of(routed),
+             groups_of(shared),
+             routes.experts,
+             logits,
+             routes.experts,
+             routes.weights,
+             x,
+             act,
+             shared_act,
+             stride,
+             shared_stride,
+             routes.top_k,
+             routed.rows / 2,
+             shared.rows / 2,
+             experts,
+             1};
+    return with_format<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>(
+        routed, shared, [&](auto format) {
+            constexpr Format F = format();
+            constexpr auto most_bytes = [](int workers) {
+                return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
+                       std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kPiece;
+            };
+            static const bool allowed =
+                (allow_shared(experts_up_step<F, kSets, true>, most_bytes(kMostUpWarps)),
+                 allow_shared(experts_up_step<F, kSets, false>, most_bytes(kMostUpWarps)), true);
+            static_cast<void>(allowed);
+            const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
+            a.copies = units > card.multiprocessors ? 2 : 1;
+            const int workers = a.copies * (a.top_k + 1);
+            // As in experts.cu: a kernel that chose the experts has ended before this one lets the next
+            // begin.
+            launch_when(
+                logits, "experts_up",
+                logits ? experts_up_step<F, kSets, true> : experts_up_step<F, kSets, false>,
+                dim3(static_cast<unsigned>((units + a.copies - 1) / a.copies), static_cast<unsigned>(rows)),
+                dim3(static_cast<unsigned>(32 * (workers + (logits ? 1 : 0)))), most_bytes(workers), stream,
+                a);
+        });
+}
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,239 @@
+// The experts of many rows: choices sorted by expert on the device, tiles of up to 64 choices of one expert,
+// and the experts' results added row by row in rising id.
+#include <algorithm>
+
+#include "../device_code.hpp"
+#include "../gemm/gemm.hpp"
+#include "experts.hpp"
+
+namespace ftmpi::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr std::size_t kMostResults =
+    std::size_t{32} << 20;  ///< bytes of a slice of down results, unless 128 columns take more
+
+constexpr std::size_t kBytesPerExpert = 8;  ///< of shared memory, to sort
+constexpr std::int64_t kMostTiles = 65535;  ///< blocks in y
+
+/// Tiles of at most 64 choices of one expert, those of the shared expert among them.
+std::int64_t most_tiles(std::int64_t rows, int top_k, std::int64_t experts) {
+    const std::int64_t choices = rows * top_k;
+    return std::min(choices, experts + choices / kTileInputs) + (rows + kTileInputs - 1) / kTileInputs;
+}
+
+/// Where everything lies in the scratch memory of one call.
+struct Layout {
+    std::int32_t* order;
+    std::int32_t* tile_count;
+    ExpertTile* tiles;
+    CodedRows coded, shared_coded;
+    float* results;
+    std::size_t result_bytes;
+    std::int64_t most_tiles;
+    std::size_t bytes;
+};
+
+/// `inputs` and `shared_inputs`: rows to code, with their columns. Results of `result_rows` choices, of up to
+/// `columns` columns.
+Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts, std::int64_t inputs,
+                 std::int64_t shared_inputs, std::int64_t cols, std::int64_t shared_cols,
+                 std::int64_t result_rows, std::int64_t columns) {
+    Layout l{};
+    std::size_t used = 0;
+    const auto take = [&](std::size_t bytes) {
+        void* p = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(base) + used);
+        used += (bytes + 255) / 256 * 256;
+        return p;
+    };
+    const std::int64_t choices = rows * top_k;
+    l.most_tiles = most_tiles(rows, top_k, experts);
+    l.order = static_cast<std::int32_t*>(take(static_cast<std::size_t>(choices) * 4));
+    l.tile_count = static_cast<std::int32_t*>(take(4));
+    l.tiles = static_cast<ExpertTile*>(take(static_cast<std::size_t>(l.most_tiles) * sizeof(ExpertTile)));
+    const auto coded = [&](std::int64_t n, std::int64_t c) {
+        const auto blocks = static_cast<std::size_t>(n * coded_chunks(c));
+        CodedRows r;
+        r.codes = static_cast<uint4*>(take(blocks * 64));
+        r.units = static_cast<float*>(take(blocks * 4));
+        return r;
+    };
+    l.coded = coded(inputs, cols);
+    l.shared_coded = coded(shared_inputs, shared_cols);
+    const auto column = static_cast<std::size_t>(result_rows) * 4 * kTileRows;  // of 128 columns
+    const auto whole = column * static_cast<std::size_t>((columns + kTileRows - 1) / kTileRows);
+    l.result_bytes = std::max(std::min(whole, kMostResults), std::min(column, whole));
+    l.results = static_cast<float*>(take(l.result_bytes));
+    l.bytes = used;
+    return l;
+}
+
+/// One block. Sorts the choices by expert and lists tiles: the shared expert's first, then the experts' in
+/// rising id. The order of choices inside an expert is free: each result is computed by itself.
+__global__ void __launch_bounds__(kThreads)
+    sort_choices(const std::int32_t* experts_of, int choices, int experts, int rows, bool any_routed,
+                 bool any_shared, std::int32_t* order, ExpertTile* tiles, std::int32_t* tile_count) {
+    auto* count = reinterpret_cast<int*>(shared_bytes());
+    int* next = count + experts;
+    const int thread = static_cast<int>(threadIdx.x),
+              shared_tiles = any_shared ? (rows + kTileInputs - 1) / kTileInputs : 0;
+    for (int e = thread; e < experts; e += kThreads) count[e] = 0;
+    __syncthreads();
+    if (any_routed)
+        for (int c = thread; c < choices; c += kThreads) atomicAdd(&count[experts_of[c]], 1);
+    __syncthreads();
+    for (int e = thread; e < experts; e += kThreads) {
+        int first = 0, tile = shared_tiles;
+        for (int i = 0; i < e; ++i) {
+            first += count[i];
+            tile += (count[i] + kTileInputs - 1) / kTileInputs;
+        }
+        next[e] = first;
+        for (int done = 0; done < count[e]; done += kTileInputs)
+            tiles[tile++] = {e, first + done, count[e] - done < kTileInputs ? count[e] - done : kTileInputs};
+        if (e == experts - 1) *tile_count = tile;
+    }
+    for (int t = thread; t < shared_tiles; t += kThreads) {
+        const int first = t * kTileInputs;
+        tiles[t] = {-1, first, rows - first < kTileInputs ? rows - first : kTileInputs};
+    }
+    __syncthreads();
+    if (any_routed)
+        for (int c = thread; c < choices; c += kThreads) order[atomicAdd(&next[experts_of[c]], 1)] = c;
+}
+
+/// out[t][column] = the sum over the row's experts in rising id, then the shared expert. One block of columns
+/// a row.
+__global__ void combine(const float* results, const float* shared_results, const float* weights,
+                        const float* shared_gate, int top_k, int columns, std::int64_t pitch, float* out,
+                        std::int64_t stride) {
+    const std::int64_t t = blockIdx.x;
+    const float shared_weight = num::sigmoid(shared_gate[t]);
+    for (int i = static_cast<int>(threadIdx.x); i < columns; i += static_cast<int>(blockDim.x)) {
+        float sum = 0.0f;
+        for (int k = 0; k < top_k; ++k)
+            sum = num::expert_add(weights[t * top_k + k], results[(t * top_k + k) * pitch + i], sum);
+        out[t * stride + i] = num::expert_add(shared_weight, shared_results[t * pitch + i], sum);
+    }
+}
+
+void sort(const Routes& routes, std::int64_t rows, std::int64_t experts, bool any_routed, bool any_shared,
+          const Layout& l, cudaStream_t stream) {
+    check_sorted(rows, routes.top_k, experts);
+    const std::size_t shared = static_cast<std::size_t>(experts) * kBytesPerExpert;
+    launch("sort choices", sort_choices, dim3(1), dim3(kThreads), shared, stream, routes.experts,
+           static_cast<int>(rows * routes.top_k), static_cast<int>(experts), static_cast<int>(rows),
+           any_routed, any_shared, l.order, l.tiles, l.tile_count);
+}
+
+void launch_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, const Layout& l,
+                  cudaStream_t stream) {
+    (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(kind, task, format, grid_rows,
+                                                               static_cast<int>(l.most_tiles), stream);
+}
+
+/// Both sides in one launch when they have one format.
+void launch_sides(TileKind kind, const TileTask& task, int routed_grid, int shared_grid, const Layout& l,
+                  cudaStream_t stream) {
+    const Format routed = task.matrices[0].m.format, shared = task.matrices[1].m.format;
+    if (routed == shared)
+        return launch_tiles(kind, task, routed, std::max(routed_grid, shared_grid), l, stream);
+    if (routed_grid) launch_tiles(kind, task, routed, routed_grid, l, stream);
+    if (shared_grid) launch_tiles(kind, task, shared, shared_grid, l, stream);
+}
+
+}  // namespace
+
+void check_sorted(std::int64_t rows, int top_k, std::int64_t experts) {
+    constexpr std::int64_t kMost = 48 * 1024 / kBytesPerExpert;
+    if (experts > kMost) refuse(std::to_string(experts) + " experts", "up to " + std::to_string(kMost));
+    if (most_tiles(rows, top_k, experts) > kMostTiles)
+        throw Error(Exit::usage,
+                    "steps of " + std::to_string(rows) + " tokens with " + std::to_string(top_k) + " of " +
+                        std::to_string(experts) + " experts each are more than the GPU kernels count",
+                    "use a smaller --prefill-chunk");
+}
+
+std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols) {
+    return layout_of(nullptr, rows, top_k, experts, rows, 0, cols, 0, 0, 0).bytes;
+}
+
+std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols,
+                                 std::int64_t shared_cols, std::int64_t columns) {
+    return layout_of(nullptr, rows, top_k, experts, rows * top_k, rows, cols, shared_cols, rows * (top_k + 1),
+                     columns)
+        .bytes;
+}
+
+void experts_up_many(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
+                     std::int64_t shared_stride, Scratch scratch, cudaStream_t stream) {
+    TileTask a;
+    a.matrices[0].m = cuda_matrix(routed).view();
+    a.matrices[1].m = cuda_matrix(shared).view();
+    const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
+    const std::int64_t cols = r.rows ? r.cols : s.cols;
+    const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, rows, 0, cols, 0, 0, 0);
+    sort(routes, rows, routed.groups, r.rows > 0, s.rows > 0, l, stream);
+    if ((r.rows && is_4bit(r.format)) || (s.rows && is_4bit(s.format)))
+        code_rows(x, rows, cols, l.coded, stream);
+    a.matrices[0].out = act;
+    a.matrices[0].stride = stride;
+    a.matrices[1].out = shared_act;
+    a.matrices[1].stride = shared_stride;
+    for (int i = 0; i < 2; ++i) {
+        a.matrices[i].x = x;
+        a.matrices[i].coded = l.coded;
+    }
+    a.count = 2;
+    a.tiles = l.tiles;
+    a.tile_count = l.tile_count;
+    a.order = l.order;
+    a.divisor = routes.top_k;
+    const auto grid = [](int matrix_rows) { return (matrix_rows / 2 + kTileRows / 2 - 1) / (kTileRows / 2); };
+    launch_sides(TileKind::up, a, grid(r.rows), grid(s.rows), l, stream);
+}
+
+void experts_down_many(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
+                       std::int64_t stride, Scratch scratch, cudaStream_t stream) {
+    TileTask a;
+    a.matrices[0].m = cuda_matrix(routed).view();
+    a.matrices[1].m = cuda_matrix(shared).view();
+    const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
+    const std::int64_t choices = rows * routes.top_k;
+    const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, choices, rows, r.cols, s.cols,
+                               choices + rows, r.rows);
+    sort(routes, rows, routed.groups, true, true, l, stream);
+    if (is_4bit(r.format)) code_rows(act, choices, r.cols, l.coded, stream);
+    if (is_4bit(s.format)) code_rows(shared_act, rows, s.cols, l.shared_coded, stream);
+    // As many output columns at a time as the scratch memory holds results of.
+    const std::int64_t whole = (r.rows + kTileRows - 1) / kTileRows * kTileRows;
+    const std::int64_t fit =
+        static_cast<std::int64_t>(l.result_bytes) / (4 * (choices + rows)) / kTileRows * kTileRows;
+    const std::int64_t slice = std::min(whole, fit);
+    a.matrices[0].x = act;
+    a.matrices[0].coded = l.coded;
+    a.matrices[0].out = l.results;
+    a.matrices[1].x = shared_act;
+    a.matrices[1].coded = l.shared_coded;
+    a.matrices[1].out = l.results + choices * slice;
+    a.matrices[0].stride = a.matrices[1].stride = slice;
+    a.count = 2;
+    a.tiles = l.tiles;
+    a.tile_count = l.tile_count;
+    a.order = l.order;
+    a.divisor = 1;
+    a.most_rows = static_cast<int>(slice);
+    for (std::int64_t first = 0; first < r.rows; first += slice) {
+        a.first_row = static_cast<int>(first);
+        const auto columns = static_cast<int>(std::min(slice, r.rows - first)),
+                   tiles = (columns + kTileRows - 1) / kTileRows;
+        launch_sides(TileKind::down, a, tiles, tiles, l, stream);
+        launch("combine experts", combine, dim3(static_cast<unsigned>(rows)), dim3(256), 0, stream, l.results,
+               a.matrices[1].out, routes.weights, shared_gate, routes.top_k, columns, slice, out + first,
+               stride);
+    }
+}
+
+}  // namespace ftmpi::cuda
