@@ -71,10 +71,13 @@ std::size_t find_invalid_utf8(std::string_view text, std::string* what = nullptr
 /// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.
 std::string_view trim_as_chat(std::string_view text);
 
-/// The prompt ids of one user message under the model directory's chat_template.jinja. Known endings only
-/// (ChatML with or without a think block); any other template is Error(bad_input). User text never becomes
-/// control tokens.
+/// The prompt ids of one user message under the model directory's chat template: chat_template.jinja, else
+/// chat_template.json, else tokenizer_config.json. The templates known by their digest are rendered, any
+/// other is Error(bad_input). User text never becomes control tokens.
 std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
                                       std::string_view user, bool thinking);
+
+/// The token that ends a turn under the model directory's chat template, where that is a known one.
+std::optional<std::int32_t> end_of_turn(const Tokenizer& tokenizer, const std::filesystem::path& directory);
 
 }  // namespace ftmpi

@@ -1,9 +1,15 @@
-// The one shape of chat prompt that this program writes: a single user turn of ChatML.
+// Chat prompts of one user turn, under chat templates whose exact text is known. Any other is refused: its
+// rendering is left to Jinja2, the reference, which jobs/render_chat.py calls.
+#include <simdjson.h>
+
 #include <algorithm>
 #include <array>
+#include <new>
 
+#include "../digest.hpp"
 #include "../error.hpp"
 #include "../tokenizer.hpp"
+#include "chat.hpp"
 #include "text_file.hpp"
 #include "utf8.hpp"
 
@@ -17,107 +23,63 @@ constexpr std::string_view kThinkOpen = "<think>";
 constexpr std::string_view kThinkClose = "</think>";
 constexpr std::size_t kLargestTemplate = std::size_t{1} << 24;
 
-/// What follows the assistant's header.
-enum class Ending {
-    none,           ///< nothing
-    closed_only,    ///< an empty think block when thinking is off, nothing when it is on
-    open_or_closed  ///< an open think block when thinking is on, an empty one when it is off
+constexpr std::array<KnownTemplate, 4> kKnownTemplates = {{
+    {"a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715", true, true,
+     Ending::open_or_closed},  // Qwen3.5
+    {"e84f32a23fdda27689f868aa4a1a5621f41133e51a48d7f3efcbea2839574259", true, true,
+     Ending::open_or_closed},  // Qwen3.6
+    {"a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8", false, false,
+     Ending::closed_only},  // Qwen3
+    {"6a398b08ca00e970cdddd19cc499101c3cb5be0e7aff3de574b6120b0123f1c0", true, false,
+     Ending::none},  // the models in data/
+}};
+
+struct ChatTemplate {
+    std::string place;  ///< file, and the key in it
+    std::string text;
 };
 
-[[noreturn]] void unknown(const std::filesystem::path& file, const std::string& why) {
-    throw Error(Exit::bad_input, file.string() + ": unknown chat template: " + why,
-                "give the whole prompt as text instead");
-}
-
-/// The template's tags without the white space and the trim marks that mean nothing, strings kept, in one
-/// line. Text outside of tags is output as it stands, so a template that has any but white space is unknown.
-std::string skeleton_of(std::string_view text, const std::filesystem::path& file) {
-    std::string skeleton;
-    for (std::size_t i = 0; i < text.size();) {
-        const auto open = std::min(text.find('{', i), text.size());
-        if (text.find_first_not_of(" \t\r\n", i) < open)
-            unknown(file, "text outside of tags at byte " + std::to_string(i));
-        if (open == text.size()) break;
-        const char kind = open + 1 < text.size() ? text[open + 1] : '\0';
-        if (kind != '{' && kind != '%' && kind != '#')
-            unknown(file, "text outside of tags at byte " + std::to_string(open));
-        i = open + 2;
-        const std::string close{kind == '{' ? '}' : kind, '}'};
-        if (kind == '#') {
-            i = text.find(close, i);
-            if (i == std::string_view::npos) unknown(file, "an unfinished comment");
-            i += 2;
-            continue;
-        }
-        skeleton += text.substr(open, 2);
-        if (i < text.size() && text[i] == '-') ++i;
-        for (char quote = '\0'; quote || text.compare(i, 2, close) != 0; ++i) {
-            if (i >= text.size()) unknown(file, "an unfinished tag at byte " + std::to_string(open));
-            const char c = text[i];
-            if (quote) {
-                if (c == '\\' && i + 1 < text.size()) skeleton += text[i++];
-                if (c == quote) quote = '\0';
-            } else if (c == '\'' || c == '"') {
-                quote = c;
-            } else if (c == ' ' || c == '\t' || c == '\r' || c == '\n' ||
-                       (c == '-' && text.compare(i + 1, 2, close) == 0)) {
-                continue;
-            }
-            skeleton += text[i] == '"' && c == '"' ? '\'' : text[i];
-        }
-        skeleton += close;
-        i += 2;
+/// `chat_template` of a JSON file: a text, or a list of named ones, of which "default" is meant.
+std::optional<ChatTemplate> template_in(const std::filesystem::path& file) {
+    if (std::filesystem::symlink_status(file).type() == std::filesystem::file_type::not_found) return {};
+    simdjson::dom::parser parser;
+    simdjson::dom::object object;
+    const auto json = read_text_file(file, kLargestTemplate, {});
+    if (const auto error = parser.parse(json).get(object)) {
+        if (error == simdjson::MEMALLOC) throw std::bad_alloc();
+        throw Error(Exit::bad_input, file.string() + ": " + simdjson::error_message(error));
     }
-    return skeleton;
+    simdjson::dom::element value;
+    if (object["chat_template"].get(value) || value.is_null()) return {};
+    const auto place = file.string() + ": chat_template";
+    std::string_view text, name;
+    if (!value.get(text)) return ChatTemplate{place, std::string(text)};
+    simdjson::dom::array named;
+    if (value.get(named)) throw Error(Exit::bad_input, place + " is neither a string nor a list");
+    for (const auto one : named)
+        if (!one["name"].get(name) && name == "default" && !one["template"].get(text))
+            return ChatTemplate{place + " \"default\"", std::string(text)};
+    throw Error(Exit::bad_input, place + " is a list without a template named \"default\"");
 }
 
-bool ends_with(std::string_view text, std::string_view end) {
-    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+/// The places in the order in which Hugging Face's libraries look.
+ChatTemplate find_template(const std::filesystem::path& directory) {
+    const auto file = directory / "chat_template.jinja";
+    if (std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found)
+        return {file.string(), read_text_file(file, kLargestTemplate, {})};
+    for (const auto* name : {"chat_template.json", "tokenizer_config.json"})
+        if (auto found = template_in(directory / name)) return std::move(*found);
+    throw Error(Exit::bad_input,
+                file.string() +
+                    " does not exist, and no chat template is in chat_template.json or "
+                    "tokenizer_config.json",
+                "without --chat each prompt is taken as it is");
 }
 
-bool contains(std::string_view text, std::string_view part) {
-    return text.find(part) != std::string_view::npos;
-}
-
-Ending recognise(const std::string& skeleton, const std::filesystem::path& file) {
-    // One user message alone must make nothing but its own turn: either the template is no more than the
-    // loop, or its user branch is the known one and every system turn takes its words from the caller.
-    constexpr std::string_view turn =
-        R"({{'<|im_start|>'+message.role+'\n'+(message.content|trim)+'<|im_end|>\n'}})";
-    constexpr std::string_view branch =
-        R"({%elifmessage.role=='user'%}{{'<|im_start|>'+message.role+'\n'+content+'<|im_end|>'+'\n'}}{%elif)";
-    constexpr std::string_view trimmed =
-        R"({%formessageinmessages%}{%setcontent=render_content(message.content,true)|trim%})";
-    const auto loop = "{%formessageinmessages%}" + std::string(turn) + "{%endfor%}";
-
-    const std::string prompt = R"({%ifadd_generation_prompt%}{{'<|im_start|>assistant\n'}})";
-    const std::string open = R"({{'<think>\n'}})", closed = R"({{'<think>\n\n</think>\n\n'}})";
-    const std::string if_off = "{%ifenable_thinkingisdefinedandenable_thinkingisfalse%}";
-    const std::string if_on = "{%ifenable_thinkingisdefinedandenable_thinkingistrue%}";
-    const std::string end = "{%endif%}";
-    const std::pair<std::string, Ending> endings[] = {
-        {prompt + end, Ending::none},
-        {prompt + if_off + closed + end + end, Ending::closed_only},
-        {prompt + if_off + closed + "{%else%}" + open + end + end, Ending::open_or_closed},
-        {prompt + if_on + open + "{%else%}" + closed + end + end, Ending::open_or_closed},
-    };
-    const auto ending = std::find_if(std::begin(endings), std::end(endings), [&](const auto& candidate) {
-        return ends_with(skeleton, candidate.first);
-    });
-    if (ending == std::end(endings)) unknown(file, "its generation prompt is not one of ChatML");
-
-    const auto head = std::string_view(skeleton).substr(0, skeleton.size() - ending->first.size());
-    if (head == loop) return ending->second;
-    if (!contains(head, trimmed) || !contains(head, branch)) {
-        unknown(file,
-                "its user turn is not '<|im_start|>' + role + newline + trimmed content + '<|im_end|>' + "
-                "newline");
-    }
-    constexpr std::string_view system = R"(<|im_start|>system\n)";
-    for (auto at = head.find(system); at != std::string_view::npos; at = head.find(system, at + 1)) {
-        if (head.substr(at + system.size(), 1) != "'") unknown(file, "it has a system text of its own");
-    }
-    return ending->second;
+std::string digest_of(const ChatTemplate& found) {
+    std::string_view text = found.text;
+    if (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+    return hex(sha256(text));
 }
 
 /// What Jinja's trim filter takes away, Python's white space.
@@ -128,6 +90,12 @@ bool is_space(char32_t c) {
 }
 
 }  // namespace
+
+const KnownTemplate* known_template(std::string_view digest) {
+    const auto known = std::find_if(kKnownTemplates.begin(), kKnownTemplates.end(),
+                                    [&](const auto& t) { return t.sha256 == digest; });
+    return known == kKnownTemplates.end() ? nullptr : &*known;
+}
 
 std::string_view trim_as_chat(std::string_view text) {
     const char* begin = text.data();
@@ -147,23 +115,23 @@ std::string_view trim_as_chat(std::string_view text) {
     return {begin, static_cast<std::size_t>(end - begin)};
 }
 
-std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
-                                      std::string_view user, bool thinking) {
-    const auto file = directory / "chat_template.jinja";
-    const auto text = read_text_file(file, kLargestTemplate, "a chat prompt needs the model's chat template");
-    const auto ending = recognise(skeleton_of(text, file), file);
-
+std::vector<std::int32_t> encode_known_chat(const Tokenizer& tokenizer, const KnownTemplate& known,
+                                            std::string_view user, bool thinking) {
     std::string fault;
     if (const auto at = find_invalid_utf8(user, &fault); at != std::string_view::npos) {
         throw Error(Exit::bad_input,
                     "invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the text");
     }
+    const auto text = known.trims ? trim_as_chat(user) : user;
+    if (known.wants_query && text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
+        throw Error(Exit::bad_input,
+                    "the chat template takes no tool's response (<tool_response>...) for a user's message");
     std::vector<std::int32_t> ids;
     const auto control = [&](std::string_view token) {
         const auto id = tokenizer.id_of(token);
         if (!id) {
-            throw Error(Exit::bad_input, (directory / "tokenizer.json").string() +
-                                             ": the chat template needs the token " + std::string(token));
+            throw Error(Exit::bad_input, "the chat template needs the token " + std::string(token) +
+                                             ", which tokenizer.json does not have");
         }
         ids.push_back(*id);
     };
@@ -172,12 +140,12 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::fil
         ids.insert(ids.end(), more.begin(), more.end());
     };
     control(kStart);
-    plain("user\n" + std::string(trim_as_chat(user)));
+    plain("user\n" + std::string(text));
     control(kEnd);
     plain("\n");
     control(kStart);
     plain("assistant\n");
-    if (ending == Ending::none || (ending == Ending::closed_only && thinking)) return ids;
+    if (known.ending == Ending::none || (known.ending == Ending::closed_only && thinking)) return ids;
     control(kThinkOpen);
     if (thinking) {
         plain("\n");
@@ -187,6 +155,29 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::fil
         plain("\n\n");
     }
     return ids;
+}
+
+std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
+                                      std::string_view user, bool thinking) {
+    const auto found = find_template(directory);
+    const auto digest = digest_of(found);
+    if (const auto* known = known_template(digest))
+        return encode_known_chat(tokenizer, *known, user, thinking);
+    throw Error(Exit::bad_input,
+                found.place + " is not one of the known chat templates (its SHA-256 begins with " +
+                    digest.substr(0, 12) + ")",
+                "jobs/render_chat.py --model " + directory.string() +
+                    " --prompt TEXT > prompts.jsonl renders it with Jinja2; then run with --prompts "
+                    "prompts.jsonl and without --chat");
+}
+
+std::optional<std::int32_t> end_of_turn(const Tokenizer& tokenizer, const std::filesystem::path& directory) {
+    try {
+        if (known_template(digest_of(find_template(directory)))) return tokenizer.id_of(kEnd);
+    } catch (const Error&) {
+        // A run without --chat needs no template, and one with it says what is wrong with it.
+    }
+    return {};
 }
 
 }  // namespace ftmpi
