@@ -17,8 +17,8 @@ Attention attention_of(const ModelConfig& config, Range heads, const LayerWeight
     a.rotary_dim = config.rotary_dim;
     a.eps = config.eps;
     a.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
-    a.q_norm = weights.q_norm.data();
-    a.k_norm = weights.k_norm.data();
+    a.q_norm = weights.vector(Role::q_norm);
+    a.k_norm = weights.vector(Role::k_norm);
     a.cos = state.cos();
     a.sin = state.sin();
     a.kv = kv;

@@ -11,10 +11,10 @@ DeltaNet delta_net_of(const ModelConfig& config, Range groups, const LayerWeight
     n.value_dim = config.value_dim;
     n.taps = config.conv_taps;
     n.eps = config.eps;
-    n.conv = weights.conv.data();
-    n.neg_exp_a = weights.neg_exp_a.data();
-    n.dt_bias = weights.dt_bias.data();
-    n.norm = weights.norm.data();
+    n.conv = weights.vector(Role::conv);
+    n.neg_exp_a = weights.vector(Role::neg_exp_a);
+    n.dt_bias = weights.vector(Role::dt_bias);
+    n.norm = weights.vector(Role::norm);
     n.conv_state = state.layer(layer).conv.data();
     n.state = state.layer(layer).recurrent.data();
     return n;

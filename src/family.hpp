@@ -1,7 +1,10 @@
-// Model families: which tensors a checkpoint of each must have, by role. To add a family: one row in
-// family.cpp.
+// Model families as data: one row a tensor role, a layer kind is a list of rows, a family a list of kinds
+// with its names and switches. Inventory, sizes, cut, cost, byte groups, loader and step limits loop over the
+// rows. A family whose layers compute what others compute is rows in family.cpp and keys in config.cpp.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,29 +13,108 @@
 
 namespace ftmpi {
 
-/// Names of the tensors of one layer, relative to the layer's prefix. Matrices are named without ".weight":
-/// the format decides which of .weight, .weight_packed, .weight_scale, ... exist.
-struct LayerNames {
-    std::string_view input_norm, post_norm;
-    std::string_view q, k, v, o, q_norm, k_norm;                                       ///< attention
-    std::string_view in_qkv, in_z, in_b, in_a, conv, a_log, dt_bias, norm, delta_out;  ///< delta net
-    std::string_view router, shared_gate, shared, experts;  ///< `shared` and `experts` are prefixes
-    std::string_view gate, up, down;                        ///< inside an expert
-    std::string_view fused_gate_up, fused_down;             ///< 3-D, under `experts`, without ".weight"
+// clang-format off
+/// What a tensor of a layer is to the arithmetic.
+enum class Role {
+    input_norm,
+    q, k, v, q_norm, k_norm, k_scale, v_scale,                  // attention
+    in_qkv, in_z, in_b, in_a, conv, neg_exp_a, dt_bias, norm,   // delta net
+    out,
+    post_norm, router, gate_up, down,                           // experts
+    shared_gate, shared_gate_up, shared_down,                   // shared expert
+    count
+};
+// clang-format on
+inline constexpr std::size_t kRoles = static_cast<std::size_t>(Role::count);
+
+/// One T a role.
+template <class T> class ByRole {
+public:
+    T& operator[](Role role) { return values_[static_cast<std::size_t>(role)]; }
+    const T& operator[](Role role) const { return values_[static_cast<std::size_t>(role)]; }
+
+private:
+    std::array<T, kRoles> values_{};
+};
+
+/// Which rows of a tensor a rank holds. Heads are those of the layer's mixer.
+enum class Cut {
+    whole,        ///< all of them, every rank
+    with_heads,   ///< all of them, where the rank has heads
+    query_heads,  ///< of its query heads
+    kv_heads,     ///< of the key/value heads that its query heads read
+    qkv_heads,    ///< of its key-head groups: three ranges, q | k | v
+    value_heads,  ///< of the value heads of its key-head groups
+    out,          ///< hidden rows of the output projection
+    expert,
+    shared,  ///< intermediate rows of the routed experts, of the shared expert
+    down     ///< hidden rows of the down projections
+};
+
+/// The group of bytes a tensor counts to.
+enum class Group { attention, delta_net, experts, shared, replicated };
+
+enum class Stored {
+    matrix,      ///< [rows][cols] in any weight format
+    experts,     ///< such a matrix an expert
+    vector,      ///< [rows] as BF16, F16 or F32, or [rows][1][cols]
+    cache_scale  ///< one value for an FP8 cache, which may be absent
+};
+
+/// What is held of a stored vector's value w.
+enum class Form { w, norm, neg_exp };  ///< w; w or 1 + w as the family says; -exp(w)
+
+/// One tensor of a layer.
+struct TensorRole {
+    using Count = std::int64_t (*)(const ModelConfig&);
+
+    Role role = Role::count;
+    /// Under the layer's prefix, '*' is the number of the expert. Matrices are named without ".weight": the
+    /// format decides which of .weight, .weight_packed, .weight_scale, ... exist.
+    std::string_view key;
+    Stored stored = Stored::matrix;
+    Count rows = nullptr, columns = nullptr;  ///< of one stored tensor, of one expert
+    Cut cut = Cut::whole;
+    Group group = Group::replicated;
+    Form form = Form::w;
+    std::string_view second = {};  ///< a tensor like it whose rows are held after its own: up after gate
+    std::string_view fused = {};   ///< 3-D, in place of all experts' `key` and `second`
+    std::span<const std::string_view> spellings = {};  ///< of a cache scale, beside `key`
+
+    bool is_matrix() const { return stored == Stored::matrix || stored == Stored::experts; }
+    std::int64_t groups(const ModelConfig& c) const { return stored == Stored::experts ? c.experts : 1; }
+    std::int64_t parts() const { return second.empty() ? 1 : 2; }
+    std::int64_t cols(const ModelConfig& c) const { return columns ? columns(c) : 1; }
+};
+
+/// The tensors of one kind of layer, in the order in which they are looked up and loaded.
+struct LayerRoles {
+    LayerKind kind;
+    std::span<const TensorRole> roles;
+};
+
+/// Tensors that are known and left aside.
+struct SkippedPart {
+    std::string_view name, prefix;
 };
 
 struct Family {
     std::string_view model_type;
-    std::span<const std::string_view>
-        prefixes;  ///< where the text model may live; exactly one form in a checkpoint
-    std::span<const std::string_view> skipped;  ///< prefixes of tensors that are known and left aside
-    std::string_view embedding, final_norm;     ///< under the prefix
-    std::string_view layers;                    ///< under the prefix: "layers." + index + "."
-    std::string_view head;                      ///< at the root
-    LayerNames layer;
+    std::span<const std::string_view> prefixes;  ///< of the text model; exactly one form in a checkpoint
+    std::span<const SkippedPart> skipped;
+    std::string_view embedding, final_norm;  ///< under the prefix
+    std::string_view layers;                 ///< under the prefix: "layers." + index + "."
+    std::string_view head;                   ///< at the root
+    bool zero_centred_norms;                 ///< RMSNorm multiplies by 1 + w
+    std::span<const LayerRoles> kinds;
+
+    std::span<const TensorRole> roles(LayerKind kind) const;
 };
 
 /// The family of a model type; Error(bad_input) listing the known ones otherwise.
 const Family& family_of(const ModelConfig& config);
+
+/// The part of a model that a tensor belongs to in any family: "text", or the name of a skipped part.
+std::string_view part_of(std::string_view tensor);
 
 }  // namespace ftmpi

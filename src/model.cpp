@@ -84,7 +84,7 @@ void Model::layers(const Rows& rows, Range wanted) {
     const std::size_t count = weights_.layers().size();
     // Each part of a layer begins with a norm, of the stream and what the part before it adds.
     Norm norm{.from = x_,
-              .weight = count ? weights_.layers()[0].input_norm.data() : weights_.final_norm(),
+              .weight = count ? weights_.layers()[0].vector(Role::input_norm) : weights_.final_norm(),
               .eps = config_.eps,
               .width = hidden,
               .out = normed_.data()};
@@ -94,9 +94,9 @@ void Model::layers(const Rows& rows, Range wanted) {
     for (std::size_t layer = 0; layer < count; ++layer) {
         const LayerWeights& w = weights_.layers()[layer];
         mixer(layer, rows, norm);
-        normed_next(w.post_norm.data());
+        normed_next(w.vector(Role::post_norm));
         experts(layer, rows, norm);
-        normed_next(layer + 1 < count ? weights_.layers()[layer + 1].input_norm.data()
+        normed_next(layer + 1 < count ? weights_.layers()[layer + 1].vector(Role::input_norm)
                                       : weights_.final_norm());
     }
     const int last = static_cast<int>(count) - 1;
@@ -147,14 +147,14 @@ void Model::mixer(std::size_t layer, const Rows& rows, const Norm& norm) {
 
     std::vector<Projection> in;
     if (!units.empty() && attends)
-        in = {{w.q.get(), qg_.data(), w.q->rows},
-              {w.k.get(), k_.data(), w.k->rows},
-              {w.v.get(), v_.data(), w.v->rows}};
+        in = {{w.matrix(Role::q), qg_.data(), w.matrix(Role::q)->rows},
+              {w.matrix(Role::k), k_.data(), w.matrix(Role::k)->rows},
+              {w.matrix(Role::v), v_.data(), w.matrix(Role::v)->rows}};
     else if (!units.empty())
-        in = {{w.in_qkv.get(), qkv_.data(), w.in_qkv->rows},
-              {w.in_z.get(), z_.data(), w.in_z->rows},
-              {w.in_b.get(), b_.data(), w.in_b->rows},
-              {w.in_a.get(), a_.data(), w.in_a->rows}};
+        in = {{w.matrix(Role::in_qkv), qkv_.data(), w.matrix(Role::in_qkv)->rows},
+              {w.matrix(Role::in_z), z_.data(), w.matrix(Role::in_z)->rows},
+              {w.matrix(Role::in_b), b_.data(), w.matrix(Role::in_b)->rows},
+              {w.matrix(Role::in_a), a_.data(), w.matrix(Role::in_a)->rows}};
     backend_.norm_project(norm, in, n);
     after(norm);
     if (layer > 0) seen("hidden", static_cast<int>(layer) - 1, x_, n, config_.hidden);
@@ -168,7 +168,7 @@ void Model::mixer(std::size_t layer, const Rows& rows, const Norm& norm) {
     const Columns heads{mixed_.data(), n, width, mixer_columns_[layer]};
     gather("mixer", {&heads, 1});
 
-    const Projection out{w.out.get(), part_ + cut.out[rank_].begin, config_.hidden};
+    const Projection out{w.matrix(Role::out), part_ + cut.out[rank_].begin, config_.hidden};
     backend_.project({&out, 1}, mixed_.data(), n);
     backend_.set_fast(false);
     const Columns hidden{part_, n, config_.hidden, cut.out};
@@ -181,20 +181,22 @@ void Model::experts(std::size_t layer, const Rows& rows, const Norm& norm) {
     const LayerCut& cut = plan_.layers[layer];
     const std::int64_t n = rows.count(), width = config_.expert_width, shared_width = config_.shared_width;
 
-    const Projection gates[] = {{w.router.get(), router_.data(), config_.experts},
-                                {w.shared_gate.get(), shared_gate_.data(), 1}};
+    const Projection gates[] = {{w.matrix(Role::router), router_.data(), config_.experts},
+                                {w.matrix(Role::shared_gate), shared_gate_.data(), 1}};
     backend_.norm_project(norm, gates, n);
     after(norm);
     seen("router", static_cast<int>(layer), router_.data(), n, config_.experts);
-    backend_.route_up(router_.data(), config_.experts, *w.gate_up, w.shared_gate_up.get(), routes_,
-                      normed_.data(), n, act_.data() + cut.expert[rank_].begin, width,
+    backend_.route_up(router_.data(), config_.experts, *w.matrix(Role::gate_up),
+                      w.matrix(Role::shared_gate_up), routes_, normed_.data(), n,
+                      act_.data() + cut.expert[rank_].begin, width,
                       shared_act_.data() + cut.shared[rank_].begin, shared_width);
     const Columns act[] = {{act_.data(), n * config_.top_k, width, cut.expert},
                            {shared_act_.data(), n, shared_width, cut.shared}};
     gather("expert intermediates", act);
 
-    backend_.experts_down(*w.down, w.shared_down.get(), routes_, act_.data(), shared_act_.data(),
-                          shared_gate_.data(), n, part_ + cut.down[rank_].begin, config_.hidden);
+    backend_.experts_down(*w.matrix(Role::down), w.matrix(Role::shared_down), routes_, act_.data(),
+                          shared_act_.data(), shared_gate_.data(), n, part_ + cut.down[rank_].begin,
+                          config_.hidden);
     const Columns hidden{part_, n, config_.hidden, cut.down};
     gather("down projection", {&hidden, 1});
     seen("moe", static_cast<int>(layer), part_, n, config_.hidden);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config.hpp"
+#include "family.hpp"
 #include "format.hpp"
 #include "options.hpp"
 #include "tensor.hpp"
@@ -20,16 +21,16 @@ struct MatrixSize {
     std::int64_t groups = 1, rows = 0, cols = 0;
 };
 
+/// The matrices of a role, whole: all experts, `second` after `key`.
+MatrixSize size_of(const TensorRole& role, const ModelConfig& config, Format format);
+
 /// One layer's matrices as the checkpoint stores them (formats may differ from layer to layer).
 struct LayerSizes {
     LayerKind kind = LayerKind::delta_net;
-    MatrixSize in_qkv, in_z, in_b, in_a;  ///< delta_net: rows in head order q | k | v
-    MatrixSize q, k, v;                   ///< attention: q holds query and gate of each head
-    MatrixSize out;                       ///< out_proj or o_proj
-    MatrixSize router, shared_gate;
-    MatrixSize gate_up;  ///< groups = experts, rows = 2 * expert_width
-    MatrixSize down;     ///< groups = experts, rows = hidden, cols = expert_width
-    MatrixSize shared_gate_up, shared_down;
+    ByRole<MatrixSize> matrices;
+
+    MatrixSize& operator[](Role role) { return matrices[role]; }
+    const MatrixSize& operator[](Role role) const { return matrices[role]; }
 };
 
 struct ModelSizes {
@@ -167,6 +168,16 @@ Range value_head_range(const ModelConfig& config, Range key_head_groups);
 
 /// Rows of in_proj_qkv (and channels of conv1d) that belong to the key-head groups: three ranges q, k, v.
 std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups);
+
+/// Rows of a stored tensor that `rank` holds, of each expert and part alike; single ranges may be empty.
+std::vector<Range> rows_held(const TensorRole& role, const ModelConfig& config, const LayerCut& cut,
+                             std::size_t rank);
+
+/// The rows of each role that `rank` holds in the layer where they are most.
+ByRole<std::int64_t> most_rows_held(const ModelConfig& config, const ShardPlan& plan, int rank);
+
+/// The group of bytes that a tensor counts to.
+std::uint64_t RankBytes::*bytes_of(const TensorRole& role, const ShardPlan& plan);
 
 /// The rank that holds every row that is cut (rank 0 of one), or nothing. The others then only follow: nobody
 /// waits for them.

@@ -16,6 +16,8 @@
 
 namespace ftmpi {
 
+class Resolver;
+
 /// One matrix of the checkpoint with its scales, in whatever format its keys say.
 struct StoredMatrix {
     Format format = Format::bf16;
@@ -43,18 +45,15 @@ class Inventory {
 public:
     Inventory(const Checkpoint& checkpoint, const ModelConfig& config);
 
-    struct Expert {
-        StoredMatrix gate, up, down;
+    /// One tensor of a layer, by its role.
+    struct Tensor {
+        std::vector<StoredMatrix> matrices;  ///< expert by expert, and in each `key` before `second`
+        const TensorView* vector = nullptr;  ///< or the cache scale; null when absent
     };
     struct Layer {
         LayerKind kind = LayerKind::delta_net;
-        const TensorView *input_norm = nullptr, *post_norm = nullptr;
-        StoredMatrix q, k, v, in_qkv, in_z, in_b, in_a, out, router, shared_gate;
-        const TensorView *q_norm = nullptr, *k_norm = nullptr;    // attention
-        const TensorView *k_scale = nullptr, *v_scale = nullptr;  // attention, of an FP8 cache; may be absent
-        const TensorView *conv = nullptr, *a_log = nullptr, *dt_bias = nullptr, *norm = nullptr;  // delta net
-        std::vector<Expert> experts;
-        Expert shared;
+        ByRole<Tensor> tensors;
+        const Tensor& operator[](Role role) const { return tensors[role]; }
     };
 
     const ModelConfig& config() const { return config_; }
@@ -71,24 +70,30 @@ public:
     const std::vector<std::string>& notes() const { return notes_; }
 
 private:
-    friend class Resolver;
+    void root(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix);
+    void layer(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix, Layer& to);
+    void account(const Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix);
+    void require_one_format(std::size_t layer) const;
+
     ModelConfig config_;
+    const Family& family_;
     std::vector<Layer> layers_;
     StoredMatrix embedding_, head_;
     const TensorView* final_norm_ = nullptr;
     std::uint64_t text_bytes_ = 0, skipped_bytes_ = 0;
+    std::size_t cache_scales_ = 0;
     std::vector<std::string> notes_;
 };
 
-/// The vectors and matrices one rank holds of one layer.
+/// The vectors and matrices one rank holds of one layer, by role; null where there is none.
 struct LayerWeights {
     LayerKind kind = LayerKind::delta_net;
-    DeviceArray<float> input_norm, post_norm;  // 1 + w
-    std::unique_ptr<Matrix> q, k, v, in_qkv, in_z, in_b, in_a, out, router, shared_gate;
-    DeviceArray<float> q_norm, k_norm;  // 1 + w
-    float k_scale = 1, v_scale = 1;
-    DeviceArray<float> conv, neg_exp_a, dt_bias, norm;
-    std::unique_ptr<Matrix> gate_up, down, shared_gate_up, shared_down;
+    ByRole<std::unique_ptr<Matrix>> matrices;
+    ByRole<DeviceArray<float>> vectors;
+    float k_scale = 1, v_scale = 1;  ///< of an FP8 cache
+
+    const Matrix* matrix(Role role) const { return matrices[role].get(); }
+    const float* vector(Role role) const { return vectors[role].data(); }
 };
 
 /// What a rank read from the checkpoint, to be added up over the ranks.

@@ -15,30 +15,31 @@ using namespace ftmpi::test;
 namespace {
 
 /// One matrix role of a layer: its ranges, its rows and the rows of a unit.
-struct Role {
+struct Dealt {
     const char* name;
     const std::vector<Range>* ranges;
     std::int64_t rows, unit;
     double weight = 1;  // bytes of a row, up to a factor: what is owed is owed in bytes
 };
 
-std::vector<Role> roles_of(const ModelSizes& sizes, const ShardPlan& plan, std::size_t layer) {
+std::vector<Dealt> dealt_in(const ModelSizes& sizes, const ShardPlan& plan, std::size_t layer) {
     const auto& c = sizes.config;
     const auto& cut = plan.layers[layer];
     const bool delta = c.layers[layer] == LayerKind::delta_net;
-    std::vector<Role> roles{
+    std::vector<Dealt> roles{
         {delta ? "key heads" : "query heads", &cut.mixer, delta ? c.key_heads : c.query_heads,
          plan.whole_kv_groups && !delta ? c.query_heads / c.kv_heads : 1},
         {"expert", &cut.expert, c.expert_width, 16},
         {"shared", &cut.shared, c.shared_width, 16},
         {"down", &cut.down, c.hidden, 16}};
     if (!plan.out_replicated)
-        roles.push_back({"out", &cut.out, c.hidden, 16, static_cast<double>(sizes.layers[layer].out.cols)});
+        roles.push_back(
+            {"out", &cut.out, c.hidden, 16, static_cast<double>(sizes.layers[layer][Role::out].cols)});
     return roles;
 }
 
 /// Contiguous in rank order, from 0 to the last row, cut only between units.
-bool dealt_once(const Role& role) {
+bool dealt_once(const Dealt& role) {
     std::int64_t next = 0;
     for (const auto range : *role.ranges) {
         if (range.begin != next || range.end < range.begin) return false;
@@ -131,7 +132,7 @@ BOOST_AUTO_TEST_CASE(every_unit_is_dealt_once_whatever_the_shares) {
         std::map<std::string, std::vector<double>> drift;
         std::map<std::string, std::vector<std::int64_t>> totals;
         std::map<std::string, double> heaviest;
-        auto look_at = [&](const Role& role) {
+        auto look_at = [&](const Dealt& role) {
             BOOST_TEST_REQUIRE(role.ranges->size() == shares.size());
             BOOST_TEST_REQUIRE(dealt_once(role), role.name);
             auto& owed = drift[role.name];
@@ -152,7 +153,7 @@ BOOST_AUTO_TEST_CASE(every_unit_is_dealt_once_whatever_the_shares) {
             }
         };
         for (std::size_t l = 0; l < plan.layers.size(); ++l)
-            for (const auto& role : roles_of(sizes, plan, l)) look_at(role);
+            for (const auto& role : dealt_in(sizes, plan, l)) look_at(role);
         look_at({"vocabulary", &plan.head, sizes.config.vocab, 16});
 
         // Remainders are spread over the layers: over the whole model a role is off by little more than over
@@ -176,7 +177,7 @@ BOOST_AUTO_TEST_CASE(rounding_does_not_drift_over_forty_layers) {
     std::map<std::string, std::array<double, 3>> rows;  // of rank 0, of rank 1, of all
     bool varied = false;
     for (std::size_t l = 0; l < plan.layers.size(); ++l) {
-        for (const auto& role : roles_of(sizes, plan, l))
+        for (const auto& role : dealt_in(sizes, plan, l))
             for (std::size_t r = 0; r < 2; ++r) {
                 rows[role.name][r] += static_cast<double>((*role.ranges)[r].size());
                 rows[role.name][2] += static_cast<double>((*role.ranges)[r].size());
@@ -290,7 +291,7 @@ BOOST_AUTO_TEST_CASE(a_large_layer_is_cut_by_its_own_bytes) {
     auto config = sizes_of_35b().config;
     config.layers = layer_kinds(4, 5);
     auto sizes = sizes_with(config, {Format::fp8_row, Format::nvfp4, Format::nvfp4});
-    sizes.layers[1].gate_up.format = sizes.layers[1].down.format =
+    sizes.layers[1][Role::gate_up].format = sizes.layers[1][Role::down].format =
         Format::bf16;  // experts of 3.5 times the bytes
     const auto plan = make_plan(sizes, request_for_shares({0.7, 0.3}));
     const double bytes[] = {static_cast<double>(plan.bytes[0].experts),

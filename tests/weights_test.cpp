@@ -348,32 +348,21 @@ BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
             };
             for (std::size_t i = 0; i < inventory.layers().size(); ++i) {
                 const auto& l = inventory.layers()[i];
-                const auto& c = fleet.plan().layers[i];
-                std::vector<Range> kv, qkv, z;
-                for (const Range& u : c.mixer) {
-                    if (l.kind == LayerKind::attention) {
-                        kv.push_back(kv_heads_of(fleet.config(), u) * fleet.config().head_dim);
-                    } else {
-                        for (const Range& r : qkv_rows(fleet.config(), u)) qkv.push_back(r);
-                        z.push_back(value_head_range(fleet.config(), u) * fleet.config().value_dim);
+                for (const TensorRole& role : family_of(fleet.config()).roles(l.kind)) {
+                    if (role.cut == Cut::whole) continue;
+                    std::vector<Range> held;
+                    for (std::size_t r = 0; r < shares.size(); ++r)
+                        for (const Range& rows : rows_held(role, fleet.config(), fleet.plan().layers[i], r))
+                            held.push_back(rows);
+                    std::int64_t next = 0;  // together the ranks hold every row
+                    std::sort(held.begin(), held.end(), [](Range a, Range b) { return a.begin < b.begin; });
+                    for (const Range& rows : held) {
+                        BOOST_TEST_REQUIRE(rows.begin <= next);
+                        next = std::max(next, rows.end);
                     }
+                    BOOST_TEST_REQUIRE(next == role.rows(fleet.config()));
+                    for (const StoredMatrix& m : l[role.role].matrices) add(m, held);
                 }
-                if (l.kind == LayerKind::attention) {
-                    add(l.k, kv);
-                    add(l.v, kv);
-                } else {
-                    add(l.in_qkv, qkv);
-                    add(l.in_z, z);
-                }
-                add(l.out, c.out);
-                for (const auto& e : l.experts) {
-                    add(e.gate, c.expert);
-                    add(e.up, c.expert);
-                    add(e.down, c.down);
-                }
-                add(l.shared.gate, c.shared);
-                add(l.shared.up, c.shared);
-                add(l.shared.down, c.down);
             }
             std::uint64_t replicated = 0;
             for (std::size_t r = 0; r < shares.size(); ++r) {
@@ -409,9 +398,9 @@ BOOST_AUTO_TEST_CASE(the_published_checkpoints_are_accepted_name_by_name) {
         const ModelSizes sizes = inventory.sizes();
         BOOST_TEST((sizes.layers[3].kind == LayerKind::attention));
         BOOST_TEST((sizes.head.format == (kind == RealCheckpoint::nvfp4 ? Format::nvfp4 : Format::bf16)));
-        BOOST_TEST((sizes.layers[0].in_qkv.format == (kind == RealCheckpoint::nvfp4 ? Format::fp8_row
-                                                      : kind == RealCheckpoint::fp8 ? Format::fp8_block
-                                                                                    : Format::bf16)));
+        BOOST_TEST((sizes.layers[0][Role::in_qkv].format == (kind == RealCheckpoint::nvfp4 ? Format::fp8_row
+                                                             : kind == RealCheckpoint::fp8 ? Format::fp8_block
+                                                                                           : Format::bf16)));
     }
 }
 

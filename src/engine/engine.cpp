@@ -211,40 +211,36 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
 }
 
 StepLimits Engine::limits(const ShardPlan& plan) const {
-    const auto rank = static_cast<std::size_t>(session_.rank());
+    const auto most = most_rows_held(config_, plan, session_.rank());
     StepLimits l;
     l.rows = std::max<std::int64_t>(plan.prefill_rows, plan.slots);
     l.slots = plan.slots;
     l.context = plan.context;
     l.hidden = config_.hidden;
     l.vocab = config_.vocab;
-    l.max_cols = std::max({config_.hidden, config_.value_channels(),
-                           std::int64_t{config_.query_heads} * config_.head_dim, config_.expert_width,
-                           config_.shared_width});
+    for (const LayerRoles& kind : family_of(config_).kinds)
+        for (const TensorRole& role : kind.roles)
+            if (role.is_matrix()) l.max_cols = std::max(l.max_cols, role.cols(config_));
     l.experts = config_.experts;
     l.top_k = config_.top_k;
     l.expert_width = config_.expert_width;
     l.shared_width = config_.shared_width;
+    l.own_expert_width = most[Role::gate_up];
+    l.own_shared_width = most[Role::shared_gate_up];
+    l.own_down = most[Role::down];
     l.key_dim = config_.key_dim;
     l.value_dim = config_.value_dim;
     l.taps = config_.conv_taps;
     l.head_dim = config_.head_dim;
+    l.value_heads = static_cast<int>(most[Role::in_b]);
+    l.key_heads = l.value_heads ? l.value_heads / config_.groups() : 0;
+    l.kv_heads = static_cast<int>(most[Role::k] / config_.head_dim);
+    for (std::size_t i = 0; i < plan.layers.size(); ++i)
+        if (config_.layers[i] == LayerKind::attention)
+            l.query_heads = std::max(
+                l.query_heads,
+                static_cast<int>(plan.layers[i].mixer[static_cast<std::size_t>(session_.rank())].size()));
     l.layers = static_cast<std::int64_t>(plan.layers.size());
-    for (std::size_t i = 0; i < plan.layers.size(); ++i) {
-        const LayerCut& cut = plan.layers[i];
-        l.own_expert_width = std::max(l.own_expert_width, cut.expert[rank].size());
-        l.own_shared_width = std::max(l.own_shared_width, cut.shared[rank].size());
-        l.own_down = std::max(l.own_down, cut.down[rank].size());
-        const Range units = cut.mixer[rank];
-        if (config_.layers[i] == LayerKind::attention) {
-            l.query_heads = std::max(l.query_heads, static_cast<int>(units.size()));
-            l.kv_heads = std::max(l.kv_heads, static_cast<int>(kv_heads_of(config_, units).size()));
-        } else {
-            l.key_heads = std::max(l.key_heads, static_cast<int>(units.size()));
-            l.value_heads =
-                std::max(l.value_heads, static_cast<int>(value_head_range(config_, units).size()));
-        }
-    }
     return l;
 }
 

@@ -6,30 +6,22 @@ namespace ftmpi {
 
 Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int rank) {
     const auto rows = std::max<std::int64_t>(plan.prefill_rows, plan.slots);
-    const auto r = static_cast<std::size_t>(rank);
+    const auto most = most_rows_held(config, plan, rank);
     Workspace w;
-    std::int64_t mixer = 0, key_groups = 0, query = 0, kv = 0;
-    for (std::size_t l = 0; l < plan.layers.size(); ++l) {
-        const Range own = plan.layers[l].mixer[r];
-        if (config.layers[l] == LayerKind::delta_net) {
-            mixer = std::max(mixer, config.value_channels());
-            key_groups = std::max(key_groups, own.size());
-        } else {
-            mixer = std::max<std::int64_t>(mixer, std::int64_t{config.query_heads} * config.head_dim);
-            query = std::max(query, own.size());
-            kv = std::max(kv, kv_heads_of(config, own).size());
-        }
-    }
-    const std::int64_t value_heads = key_groups ? key_groups * config.groups() : 0;
     w.stream = w.normed = rows * config.hidden;
-    w.mixer = rows * mixer;
-    w.qkv = rows * (2 * key_groups * config.key_dim + value_heads * config.value_dim);
-    w.z = rows * value_heads * config.value_dim;
-    w.b = w.a = rows * value_heads;
-    w.qg = rows * query * 2 * config.head_dim;
-    w.k = w.v = rows * kv * config.head_dim;
-    w.router = rows * config.experts;
-    w.shared_gate = rows;
+    const Family& family = family_of(config);
+    for (const LayerKind kind : config.layers)
+        for (const TensorRole& role : family.roles(kind))
+            if (role.role == Role::out) w.mixer = std::max(w.mixer, rows * role.cols(config));
+    w.qkv = rows * most[Role::in_qkv];
+    w.z = rows * most[Role::in_z];
+    w.b = rows * most[Role::in_b];
+    w.a = rows * most[Role::in_a];
+    w.qg = rows * most[Role::q];
+    w.k = rows * most[Role::k];
+    w.v = rows * most[Role::v];
+    w.router = rows * most[Role::router];
+    w.shared_gate = rows * most[Role::shared_gate];
     w.act = rows * config.top_k * config.expert_width;
     w.shared_act = rows * config.shared_width;
     w.logits = plan.slots * config.vocab;
@@ -67,51 +59,36 @@ struct Sum {
 RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
     const auto& config = sizes.config;
     const auto r = static_cast<std::size_t>(rank);
+    const Family& family = family_of(config);
+    const double routed = config.experts ? static_cast<double>(config.top_k) / config.experts : 0;
     RankCost cost;
     Sum sum;
     for (std::size_t l = 0; l < sizes.layers.size(); ++l) {
         const auto& layer = sizes.layers[l];
-        const auto& cut = plan.layers[l];
-        const Range mixer = cut.mixer[r];
-        std::uint64_t group = 0;
+        const Range mixer = plan.layers[l].mixer[r];
+        std::int64_t channels = 0;
+        for (const TensorRole& role : family.roles(layer.kind)) {
+            if (role.stored == Stored::cache_scale) continue;
+            std::int64_t rows = 0;
+            for (const Range& range : rows_held(role, config, plan.layers[l], r)) rows += range.size();
+            if (role.role == Role::conv) channels = rows;
+            cost.fixed.*bytes_of(role, plan) += role.is_matrix()
+                                                    ? sum.matrix(layer[role.role], role.parts() * rows,
+                                                                 role.stored == Stored::experts ? routed : 1)
+                                                    : sum.floats(rows * role.cols(config));
+        }
         if (layer.kind == LayerKind::delta_net) {
-            const auto value_heads = value_head_range(config, mixer).size();
-            std::int64_t channels = 0;
-            for (const auto range : qkv_rows(config, mixer)) channels += range.size();
-            group += sum.matrix(layer.in_qkv, channels);
-            group += sum.matrix(layer.in_z, value_heads * config.value_dim);
-            group += sum.matrix(layer.in_b, value_heads);
-            group += sum.matrix(layer.in_a, value_heads);
-            // convolution, -exp(A_log), dt_bias; the norm of a head, which all heads share
-            group += sum.floats(channels * config.conv_taps + 2 * value_heads +
-                                (mixer.empty() ? 0 : config.value_dim));
-            const auto state =
-                value_heads * config.key_dim * config.value_dim + (config.conv_taps - 1) * channels;
+            const auto state = value_head_range(config, mixer).size() * config.key_dim * config.value_dim +
+                               (config.conv_taps - 1) * channels;
             cost.fixed.recurrent_state += static_cast<std::uint64_t>(plan.slots * state) * 4;
             sum.read += 2 * 4.0 * static_cast<double>(state);  // read and written for every token
         } else {
             const auto kv = kv_heads_of(config, mixer).size();
-            group += sum.matrix(layer.q, mixer.size() * 2 * config.head_dim);
-            group += sum.matrix(layer.k, kv * config.head_dim);
-            group += sum.matrix(layer.v, kv * config.head_dim);
-            group += sum.floats(mixer.empty() ? 0 : 2 * config.head_dim);
             cost.kv_per_token +=
                 static_cast<std::uint64_t>(plan.slots * 2 * kv * config.head_dim) * size_of(plan.kv);
             // cos and sin, half of them each, where heads are turned by them
             if (!mixer.empty()) cost.rope_per_token = static_cast<std::uint64_t>(config.rotary_dim) * 4;
         }
-        const auto out = sum.matrix(layer.out, cut.out[r].size());
-        (plan.out_replicated ? cost.fixed.replicated : group) += out;
-        (layer.kind == LayerKind::delta_net ? cost.fixed.delta_net : cost.fixed.attention) += group;
-
-        const double routed = config.experts ? static_cast<double>(config.top_k) / config.experts : 0;
-        cost.fixed.experts += sum.matrix(layer.gate_up, 2 * cut.expert[r].size(), routed);
-        cost.fixed.experts += sum.matrix(layer.down, cut.down[r].size(), routed);
-        cost.fixed.shared += sum.matrix(layer.shared_gate_up, 2 * cut.shared[r].size());
-        cost.fixed.shared += sum.matrix(layer.shared_down, cut.down[r].size());
-        cost.fixed.replicated += sum.matrix(layer.router, layer.router.rows);
-        cost.fixed.replicated += sum.matrix(layer.shared_gate, layer.shared_gate.rows);
-        cost.fixed.replicated += sum.floats(2 * config.hidden);
     }
     cost.fixed.replicated += sum.floats(config.hidden);
     cost.fixed.head += sum.matrix(sizes.head, plan.head[r].size());

@@ -29,6 +29,71 @@ std::vector<Range> qkv_rows(const ModelConfig& config, Range key_head_groups) {
     return {key, {n + key.begin, n + key.end}, {2 * n + value.begin, 2 * n + value.end}};
 }
 
+MatrixSize size_of(const TensorRole& role, const ModelConfig& config, Format format) {
+    return {format, role.groups(config), role.parts() * role.rows(config), role.cols(config)};
+}
+
+namespace {
+
+/// The ranges by which a role's rows are dealt; null for rows that are not.
+std::vector<Range> LayerCut::*dealt_by(Cut cut) {
+    switch (cut) {
+        case Cut::whole:
+        case Cut::with_heads: return nullptr;
+        case Cut::query_heads:
+        case Cut::kv_heads:
+        case Cut::qkv_heads:
+        case Cut::value_heads: return &LayerCut::mixer;
+        case Cut::out: return &LayerCut::out;
+        case Cut::expert: return &LayerCut::expert;
+        case Cut::shared: return &LayerCut::shared;
+        case Cut::down: return &LayerCut::down;
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+std::vector<Range> rows_held(const TensorRole& role, const ModelConfig& config, const LayerCut& cut,
+                             std::size_t rank) {
+    const std::int64_t rows = role.rows(config);
+    const Range heads = cut.mixer[rank];
+    switch (role.cut) {
+        case Cut::whole: return {{0, rows}};
+        case Cut::with_heads: return {{0, heads.empty() ? 0 : rows}};
+        case Cut::query_heads: return {heads * (rows / config.query_heads)};
+        case Cut::kv_heads: return {kv_heads_of(config, heads) * (rows / config.kv_heads)};
+        case Cut::value_heads: return {value_head_range(config, heads) * (rows / config.value_heads)};
+        case Cut::qkv_heads: return qkv_rows(config, heads);
+        default: return {(cut.*dealt_by(role.cut))[rank]};
+    }
+}
+
+ByRole<std::int64_t> most_rows_held(const ModelConfig& config, const ShardPlan& plan, int rank) {
+    const Family& family = family_of(config);
+    ByRole<std::int64_t> most;
+    for (std::size_t l = 0; l < plan.layers.size(); ++l)
+        for (const TensorRole& role : family.roles(config.layers[l])) {
+            std::int64_t rows = 0;
+            for (const Range& range : rows_held(role, config, plan.layers[l], static_cast<std::size_t>(rank)))
+                rows += range.size();
+            most[role.role] = std::max(most[role.role], rows);
+        }
+    return most;
+}
+
+std::uint64_t RankBytes::*bytes_of(const TensorRole& role, const ShardPlan& plan) {
+    if (role.cut == Cut::out && plan.out_replicated) return &RankBytes::replicated;
+    switch (role.group) {
+        case Group::attention: return &RankBytes::attention;
+        case Group::delta_net: return &RankBytes::delta_net;
+        case Group::experts: return &RankBytes::experts;
+        case Group::shared: return &RankBytes::shared;
+        case Group::replicated: break;
+    }
+    return &RankBytes::replicated;
+}
+
 std::optional<int> sole_rank(const ShardPlan& plan) {
     for (int sole = 0; sole < plan.ranks; ++sole) {
         const auto only = [&](const std::vector<Range>& ranges) {
@@ -117,6 +182,7 @@ double row_bytes(const MatrixSize& matrix) {
 void cut_model(const ModelSizes& sizes, const CutChoice& choice, const std::vector<int>& order,
                ShardPlan& plan) {
     const auto& config = sizes.config;
+    const Family& family = family_of(config);
     const auto ranks = choice.shares.size();
     // One dealer a kind of matrix: what a rank is owed in delta-net heads is made good in delta-net heads, so
     // that not only the bytes held but also the bytes read for each token and the sequence state follow the
@@ -128,25 +194,24 @@ void cut_model(const ModelSizes& sizes, const CutChoice& choice, const std::vect
     plan.layers.clear();
     for (const auto& layer : sizes.layers) {
         LayerCut cut;
-        if (layer.kind == LayerKind::delta_net) {
-            const double bytes = row_bytes(layer.in_qkv) * static_cast<double>(layer.in_qkv.rows) +
-                                 row_bytes(layer.in_z) * static_cast<double>(layer.in_z.rows) +
-                                 row_bytes(layer.in_b) * static_cast<double>(layer.in_b.rows) +
-                                 row_bytes(layer.in_a) * static_cast<double>(layer.in_a.rows);
-            cut.mixer = deal_rows(delta_net, config.key_heads, 1, bytes / config.key_heads);
-        } else {
-            const double bytes = row_bytes(layer.q) * static_cast<double>(layer.q.rows) +
-                                 row_bytes(layer.k) * static_cast<double>(layer.k.rows) +
-                                 row_bytes(layer.v) * static_cast<double>(layer.v.rows);
-            const std::int64_t unit = choice.whole_kv_groups ? config.query_heads / config.kv_heads : 1;
-            cut.mixer = deal_rows(attention, config.query_heads, unit, bytes / config.query_heads);
-        }
-        if (choice.out_replicated) cut.out.assign(ranks, Range{0, layer.out.rows});
-        else cut.out = deal_rows(out, layer.out.rows, kUnitRows, row_bytes(layer.out));
-        cut.expert = deal_rows(expert, config.expert_width, kUnitRows, 2 * row_bytes(layer.gate_up));
-        cut.shared = deal_rows(shared, config.shared_width, kUnitRows, 2 * row_bytes(layer.shared_gate_up));
-        cut.down =
-            deal_rows(down, layer.down.rows, kUnitRows, row_bytes(layer.down) + row_bytes(layer.shared_down));
+        // Units of all matrices that are dealt by the same ranges, weighed by their bytes.
+        const auto deal = [&](std::vector<Range> LayerCut::*by, Dealer& dealer, std::int64_t rows,
+                              std::int64_t unit_rows) {
+            double bytes = 0;
+            for (const TensorRole& role : family.roles(layer.kind))
+                if (role.is_matrix() && dealt_by(role.cut) == by)
+                    bytes += row_bytes(layer[role.role]) * static_cast<double>(layer[role.role].rows);
+            cut.*by = deal_rows(dealer, rows, unit_rows, rows ? bytes / static_cast<double>(rows) : 0);
+        };
+        if (layer.kind == LayerKind::delta_net) deal(&LayerCut::mixer, delta_net, config.key_heads, 1);
+        else
+            deal(&LayerCut::mixer, attention, config.query_heads,
+                 choice.whole_kv_groups ? config.query_heads / config.kv_heads : 1);
+        if (choice.out_replicated) cut.out.assign(ranks, Range{0, config.hidden});
+        else deal(&LayerCut::out, out, config.hidden, kUnitRows);
+        deal(&LayerCut::expert, expert, config.expert_width, kUnitRows);
+        deal(&LayerCut::shared, shared, config.shared_width, kUnitRows);
+        deal(&LayerCut::down, down, config.hidden, kUnitRows);
         plan.layers.push_back(std::move(cut));
     }
     plan.head = deal_rows(head, sizes.head.rows, kUnitRows, row_bytes(sizes.head));

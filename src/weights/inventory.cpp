@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <initializer_list>
 
 #include "../error.hpp"
 #include "../numerics.hpp"
@@ -76,21 +75,16 @@ std::uint64_t StoredMatrix::bytes(Range r) const {
 
 namespace {
 
-bool starts_with(std::string_view s, std::string_view p) { return s.substr(0, p.size()) == p; }
-bool ends_with(std::string_view s, std::string_view p) {
-    return s.size() >= p.size() && s.substr(s.size() - p.size()) == p;
-}
-
 bool is_skipped(const Family& family, std::string_view name) {
     return std::any_of(family.skipped.begin(), family.skipped.end(),
-                       [&](auto p) { return starts_with(name, p); });
+                       [&](const SkippedPart& part) { return name.starts_with(part.prefix); });
 }
 
 /// Scales of quantized activations and attention probabilities: weights are used with fp32 activations, so
 /// they are not needed.
 bool is_activation_scale(std::string_view name) {
     for (auto suffix : {".input_scale", ".input_global_scale", ".q_scale", ".prob_scale", ".output_scale"})
-        if (ends_with(name, suffix)) return true;
+        if (name.ends_with(suffix)) return true;
     return false;
 }
 
@@ -100,7 +94,7 @@ std::string text_prefix(const Checkpoint& checkpoint, const Family& family) {
     for (const auto& [name, tensor] : checkpoint.tensors()) {
         if (is_skipped(family, name)) continue;
         for (auto prefix : family.prefixes) {
-            if (!starts_with(name, prefix)) continue;
+            if (!name.starts_with(prefix)) continue;
             if (found.empty()) {
                 found = prefix;
                 example = name;
@@ -115,120 +109,111 @@ std::string text_prefix(const Checkpoint& checkpoint, const Family& family) {
     return found.empty() ? std::string(family.prefixes[0]) : found;
 }
 
-MatrixSize size_of_matrix(const StoredMatrix& m, std::int64_t groups = 1) {
-    return {m.format, groups, m.rows, m.cols};
+/// `key` of one expert.
+std::string numbered(std::string_view key, std::int64_t expert) {
+    std::string name(key);
+    if (const auto star = name.find('*'); star != name.npos) name.replace(star, 1, std::to_string(expert));
+    return name;
+}
+
+/// The scale of an FP8 cache under whichever of its names there is; null without one.
+const TensorView* cache_scale(Resolver& resolver, const std::string& prefix, const TensorRole& role) {
+    const TensorView* found = resolver.take(prefix + std::string(role.key));
+    for (const auto spelling : role.spellings) {
+        const TensorView* t = resolver.take(prefix + std::string(spelling));
+        if (!t) continue;
+        if (found) refuse(*t, "a second scale beside " + found->name);
+        found = t;
+    }
+    if (found && found->elements() != 1) refuse(*found, "expected one value");
+    return found;
 }
 
 }  // namespace
 
-Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : config_(config) {
-    const Family& family = family_of(config);
-    const LayerNames& names = family.layer;
-    const std::string prefix = text_prefix(checkpoint, family);
-    Resolver r(checkpoint);
-
-    embedding_ = r.matrix(prefix + std::string(family.embedding), config.vocab, config.hidden);
-    if (embedding_.codes && embedding_.format != Format::bf16)
-        refuse(*embedding_.codes, "the embedding must be BF16");
-    final_norm_ = r.vector(prefix + std::string(family.final_norm), {config.hidden});
-
-    const std::string head(family.head);
-    const bool head_stored = checkpoint.find(head + ".weight") || checkpoint.find(head + ".weight_packed");
-    if (config.tied_embeddings) {
-        head_ = embedding_;
-        if (head_stored) {
-            const StoredMatrix own = r.matrix(head, config.vocab, config.hidden);
-            const bool equal = own.format == Format::bf16 && embedding_.codes &&
-                               own.codes->bytes == embedding_.codes->bytes &&
-                               std::memcmp(own.codes->data, embedding_.codes->data, own.codes->bytes) == 0;
-            if (!equal)
-                notes_.push_back(
-                    head +
-                    " differs from the embedding although config.json ties them: the embedding is used");
-        }
-    } else if (!head_stored) {
-        throw Error(Exit::bad_input,
-                    "config.json says tie_word_embeddings is false but " + head + ".weight is absent");
-    } else {
-        head_ = r.matrix(head, config.vocab, config.hidden);
-    }
-
-    const std::int64_t key = config.key_channels(), value = config.value_channels(),
-                       channels = 2 * key + value;
-    std::size_t cache_scales = 0;
+Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config)
+    : config_(config), family_(family_of(config)) {
+    const std::string prefix = text_prefix(checkpoint, family_);
+    Resolver resolver(checkpoint);
+    root(resolver, checkpoint, prefix);
     layers_.resize(config.layers.size());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-        Layer& layer = layers_[i];
-        const std::string p = prefix + std::string(family.layers) + std::to_string(i) + ".";
-        auto name = [&](std::string_view n) { return p + std::string(n); };
-        layer.kind = config.layers[i];
-        layer.input_norm = r.vector(name(names.input_norm), {config.hidden});
-        layer.post_norm = r.vector(name(names.post_norm), {config.hidden});
-        if (layer.kind == LayerKind::attention) {
-            const std::int64_t d = config.head_dim;
-            layer.q = r.matrix(name(names.q), 2 * d * config.query_heads, config.hidden);
-            layer.k = r.matrix(name(names.k), d * config.kv_heads, config.hidden);
-            layer.v = r.matrix(name(names.v), d * config.kv_heads, config.hidden);
-            layer.out = r.matrix(name(names.o), config.hidden, d * config.query_heads);
-            layer.q_norm = r.vector(name(names.q_norm), {d});
-            layer.k_norm = r.vector(name(names.k_norm), {d});
-            const auto cache_scale = [&](std::initializer_list<const char*> spellings) {
-                const TensorView* found = nullptr;
-                for (const char* spelling : spellings) {
-                    const TensorView* t = r.take(name(spelling));
-                    if (!t) continue;
-                    if (found) refuse(*t, "a second scale beside " + found->name);
-                    if (t->elements() != 1) refuse(*t, "expected one value");
-                    found = t;
-                }
-                cache_scales += found != nullptr;
-                return found;
-            };
-            layer.k_scale =
-                cache_scale({"self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"});
-            layer.v_scale =
-                cache_scale({"self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"});
-        } else {
-            layer.in_qkv = r.matrix(name(names.in_qkv), channels, config.hidden);
-            layer.in_z = r.matrix(name(names.in_z), value, config.hidden);
-            layer.in_b = r.matrix(name(names.in_b), config.value_heads, config.hidden);
-            layer.in_a = r.matrix(name(names.in_a), config.value_heads, config.hidden);
-            layer.out = r.matrix(name(names.delta_out), config.hidden, value);
-            layer.conv = r.vector(name(names.conv), {channels, 1, config.conv_taps});
-            layer.a_log = r.vector(name(names.a_log), {config.value_heads});
-            layer.dt_bias = r.vector(name(names.dt_bias), {config.value_heads});
-            layer.norm = r.vector(name(names.norm), {config.value_dim});
-        }
-        layer.router = r.matrix(name(names.router), config.experts, config.hidden);
-        layer.shared_gate = r.matrix(name(names.shared_gate), 1, config.hidden);
-        const std::string shared = name(names.shared), experts = name(names.experts);
-        auto expert_at = [&](const std::string& at, std::int64_t width) {
-            return Expert{r.matrix(at + std::string(names.gate), width, config.hidden),
-                          r.matrix(at + std::string(names.up), width, config.hidden),
-                          r.matrix(at + std::string(names.down), config.hidden, width)};
-        };
-        layer.shared = expert_at(shared, config.shared_width);
-        const std::string fused_up = experts + std::string(names.fused_gate_up),
-                          fused_down = experts + std::string(names.fused_down);
-        const bool fused = checkpoint.find(fused_up) || checkpoint.find(fused_down);
-        const std::int64_t w = config.expert_width;
-        for (std::int64_t e = 0; e < config.experts; ++e)
-            layer.experts.push_back(
-                fused ? Expert{r.fused(fused_up, config.experts, 2 * w, config.hidden, e, 0, w),
-                               r.fused(fused_up, config.experts, 2 * w, config.hidden, e, w, w),
-                               r.fused(fused_down, config.experts, config.hidden, w, e, 0, config.hidden)}
-                      : expert_at(experts + std::to_string(e) + ".", w));
-        r.give_up();
+        layers_[i].kind = config.layers[i];
+        layer(resolver, checkpoint, prefix + std::string(family_.layers) + std::to_string(i) + ".",
+              layers_[i]);
+        resolver.give_up();
     }
+    account(resolver, checkpoint, prefix);
+    for (std::size_t i = 0; i < layers_.size(); ++i) require_one_format(i);
+}
 
+/// Embedding, final norm and head.
+void Inventory::root(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix) {
+    embedding_ = resolver.matrix(prefix + std::string(family_.embedding), config_.vocab, config_.hidden);
+    if (embedding_.codes && embedding_.format != Format::bf16)
+        refuse(*embedding_.codes, "the embedding must be BF16");
+    final_norm_ = resolver.vector(prefix + std::string(family_.final_norm), {config_.hidden});
+
+    const std::string head(family_.head);
+    const bool stored = checkpoint.find(head + ".weight") || checkpoint.find(head + ".weight_packed");
+    if (!config_.tied_embeddings && !stored)
+        throw Error(Exit::bad_input,
+                    "config.json says tie_word_embeddings is false but " + head + ".weight is absent");
+    if (stored) head_ = resolver.matrix(head, config_.vocab, config_.hidden);
+    if (!config_.tied_embeddings) return;
+    const bool equal = head_.format == Format::bf16 && head_.codes && embedding_.codes &&
+                       head_.codes->bytes == embedding_.codes->bytes &&
+                       std::memcmp(head_.codes->data, embedding_.codes->data, head_.codes->bytes) == 0;
+    if (stored && !equal)
+        notes_.push_back(head +
+                         " differs from the embedding although config.json ties them: the embedding is used");
+    head_ = embedding_;
+}
+
+void Inventory::layer(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix,
+                      Layer& to) {
+    const auto roles = family_.roles(to.kind);
+    const auto name = [&](std::string_view key) { return prefix + std::string(key); };
+    // All of a layer's experts are fused, or none.
+    const bool fused = std::any_of(roles.begin(), roles.end(), [&](const TensorRole& role) {
+        return !role.fused.empty() && checkpoint.find(name(role.fused));
+    });
+    for (const TensorRole& role : roles) {
+        Tensor& tensor = to.tensors[role.role];
+        if (role.stored == Stored::cache_scale) {
+            tensor.vector = cache_scale(resolver, prefix, role);
+            cache_scales_ += tensor.vector != nullptr;
+            continue;
+        }
+        const std::int64_t rows = role.rows(config_), cols = role.cols(config_),
+                           groups = role.groups(config_), parts = role.parts();
+        if (role.stored == Stored::vector) {
+            using Shape = std::vector<std::int64_t>;
+            tensor.vector =
+                resolver.vector(name(role.key), role.columns ? Shape{rows, 1, cols} : Shape{rows});
+            continue;
+        }
+        for (std::int64_t group = 0; group < groups; ++group)
+            for (std::int64_t part = 0; part < parts; ++part)
+                tensor.matrices.push_back(
+                    fused && !role.fused.empty()
+                        ? resolver.fused(name(role.fused), groups, parts * rows, cols, group, part * rows,
+                                         rows)
+                        : resolver.matrix(name(numbered(part ? role.second : role.key, group)), rows, cols));
+    }
+}
+
+/// Adds up the tensors that are used and that are left aside, and refuses what is missing or unknown.
+void Inventory::account(const Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix) {
     std::vector<std::string> unknown;
     std::size_t odd_scales = 0;
     for (const auto& [name, tensor] : checkpoint.tensors()) {
-        if (r.used(name)) {
+        if (resolver.used(name)) {
             text_bytes_ += tensor.bytes;
-        } else if (is_skipped(family, name)) {
+        } else if (is_skipped(family_, name)) {
             skipped_bytes_ += tensor.bytes;
-        } else if (is_activation_scale(name) && (starts_with(name, prefix) || starts_with(name, head))) {
+        } else if (is_activation_scale(name) &&
+                   (name.starts_with(prefix) || name.starts_with(family_.head))) {
             skipped_bytes_ += tensor.bytes;
             if (tensor.dtype == DType::f32 && tensor.elements() == 1) {
                 float v;
@@ -242,56 +227,39 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config) : 
     if (odd_scales)
         notes_.push_back(counted(static_cast<std::uint64_t>(odd_scales), "activation scale") +
                          (odd_scales == 1 ? " is" : " are") + " not finite and not used");
-    if (cache_scales)
-        notes_.push_back(counted(static_cast<std::uint64_t>(cache_scales), "scale") + " of an FP8 cache " +
-                         (cache_scales == 1 ? "is" : "are") +
+    if (cache_scales_)
+        notes_.push_back(counted(static_cast<std::uint64_t>(cache_scales_), "scale") + " of an FP8 cache " +
+                         (cache_scales_ == 1 ? "is" : "are") +
                          " stored; --kv fp8 uses what is there, other caches need none");
-    r.finish(unknown);
+    resolver.finish(unknown);
+}
 
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-        const auto& first = layers_[i].experts[0];
-        for (std::size_t e = 0; e < layers_[i].experts.size(); ++e) {
-            const auto& x = layers_[i].experts[e];
-            if (x.gate.format != first.gate.format || x.up.format != first.gate.format ||
-                x.down.format != first.down.format)
-                throw Error(Exit::bad_input, "layer " + std::to_string(i) + ": expert " + std::to_string(e) +
-                                                 " has another weight format than expert 0 (" +
-                                                 x.gate.codes->name + ")");
+/// All parts of one matrix that a rank holds have one format.
+void Inventory::require_one_format(std::size_t layer) const {
+    for (const TensorRole& role : family_.roles(layers_[layer].kind)) {
+        const auto& matrices = layers_[layer][role.role].matrices;
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+            if (matrices[i].format == matrices[0].format) continue;
+            const auto expert = i / static_cast<std::size_t>(role.parts());
+            const std::string& name = matrices[expert * static_cast<std::size_t>(role.parts())].codes->name;
+            if (role.stored == Stored::experts)
+                throw Error(Exit::bad_input, "layer " + std::to_string(layer) + ": expert " +
+                                                 std::to_string(expert) +
+                                                 " has another weight format than expert 0 (" + name + ")");
+            throw Error(Exit::bad_input, name + " and its up_proj have different weight formats");
         }
-        if (layers_[i].shared.gate.format != layers_[i].shared.up.format)
-            throw Error(Exit::bad_input, layers_[i].shared.gate.codes->name +
-                                             " and its up_proj have different weight formats");
     }
 }
 
 ModelSizes Inventory::sizes() const {
-    ModelSizes s{.config = config_,
-                 .layers = {},
-                 .embedding = size_of_matrix(embedding_),
-                 .head = size_of_matrix(head_)};
-    for (const Layer& l : layers_) {
-        LayerSizes z;
-        z.kind = l.kind;
-        if (l.kind == LayerKind::attention) {
-            z.q = size_of_matrix(l.q);
-            z.k = size_of_matrix(l.k);
-            z.v = size_of_matrix(l.v);
-        } else {
-            z.in_qkv = size_of_matrix(l.in_qkv);
-            z.in_z = size_of_matrix(l.in_z);
-            z.in_b = size_of_matrix(l.in_b);
-            z.in_a = size_of_matrix(l.in_a);
-        }
-        z.out = size_of_matrix(l.out);
-        z.router = size_of_matrix(l.router);
-        z.shared_gate = size_of_matrix(l.shared_gate);
-        z.gate_up = size_of_matrix(l.experts[0].gate, config_.experts);
-        z.gate_up.rows *= 2;
-        z.down = size_of_matrix(l.experts[0].down, config_.experts);
-        z.shared_gate_up = size_of_matrix(l.shared.gate);
-        z.shared_gate_up.rows *= 2;
-        z.shared_down = size_of_matrix(l.shared.down);
-        s.layers.push_back(z);
+    const auto size = [](const StoredMatrix& m) { return MatrixSize{m.format, 1, m.rows, m.cols}; };
+    ModelSizes s{.config = config_, .layers = {}, .embedding = size(embedding_), .head = size(head_)};
+    for (const Layer& layer : layers_) {
+        LayerSizes& sizes = s.layers.emplace_back();
+        sizes.kind = layer.kind;
+        for (const TensorRole& role : family_.roles(layer.kind))
+            if (role.is_matrix())
+                sizes[role.role] = size_of(role, config_, layer[role.role].matrices[0].format);
     }
     return s;
 }

@@ -15,30 +15,23 @@ struct Formats {
 inline ModelSizes sizes_with(const ModelConfig& config, Formats formats) {
     ModelSizes sizes;
     sizes.config = config;
-    const auto h = config.hidden;
+    if (config.model_type.empty()) sizes.config.model_type = "qwen3_5_moe";
     for (const auto kind : config.layers) {
         LayerSizes layer;
         layer.kind = kind;
-        if (kind == LayerKind::delta_net) {
-            layer.in_qkv = {formats.projections, 1, 2 * config.key_channels() + config.value_channels(), h};
-            layer.in_z = {formats.projections, 1, config.value_channels(), h};
-            layer.in_b = layer.in_a = {Format::bf16, 1, config.value_heads, h};
-            layer.out = {formats.projections, 1, h, config.value_channels()};
-        } else {
-            layer.q = {formats.projections, 1, std::int64_t{2} * config.query_heads * config.head_dim, h};
-            layer.k = layer.v = {formats.projections, 1, std::int64_t{config.kv_heads} * config.head_dim, h};
-            layer.out = {formats.projections, 1, h, std::int64_t{config.query_heads} * config.head_dim};
+        for (const TensorRole& role : family_of(sizes.config).roles(kind)) {
+            if (!role.is_matrix()) continue;
+            const bool small = role.cut == Cut::whole || role.role == Role::in_a || role.role == Role::in_b;
+            const bool mixer = role.group == Group::attention || role.group == Group::delta_net;
+            layer[role.role] = size_of(role, sizes.config,
+                                       small   ? Format::bf16
+                                       : mixer ? formats.projections
+                                               : formats.experts);
         }
-        layer.router = {Format::bf16, 1, config.experts, h};
-        layer.shared_gate = {Format::bf16, 1, 1, h};
-        layer.gate_up = {formats.experts, config.experts, 2 * config.expert_width, h};
-        layer.down = {formats.experts, config.experts, h, config.expert_width};
-        layer.shared_gate_up = {formats.experts, 1, 2 * config.shared_width, h};
-        layer.shared_down = {formats.experts, 1, h, config.shared_width};
         sizes.layers.push_back(layer);
     }
-    sizes.embedding = {Format::bf16, 1, config.vocab, h};
-    sizes.head = {formats.head, 1, config.vocab, h};
+    sizes.embedding = {Format::bf16, 1, config.vocab, config.hidden};
+    sizes.head = {formats.head, 1, config.vocab, config.hidden};
     return sizes;
 }
 
