@@ -132,11 +132,11 @@ FTMPI_HD int twice_e2m1(unsigned code) {
     return code & 8u ? -v : v;
 }
 
-// ---- elementary functions
-// ---------------------------------------------------------------------------------- Largest error against
-// double, in units in the last place, held by tests/numerics_test.cpp: exp 1.01, log 0.94, log1p 2.4,
-// rsqrt 1.5, sigmoid 2.3, silu 2.3, softplus 2.7. Below -88.73 sigmoid and silu are 0 (less than 3e-37 is
-// lost), and the decay of the delta rule carries the relative error of its argument.
+// ---- elementary functions ----
+// Largest error against double, in units in the last place, held by tests/cpu_backend/numerics_test.cpp:
+// exp 1.01, log 0.94, log1p 2.4, rsqrt 1.5, sigmoid 2.3, silu 2.3, softplus 2.7. Below -88.73 sigmoid and
+// silu are 0 (less than 3e-37 is lost), and the decay of the delta rule carries the relative error of its
+// argument.
 
 /// e^x; 0 below -104, +inf above 88.73, NaN for NaN.
 FTMPI_HD float exp(float x) {

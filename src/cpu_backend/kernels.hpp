@@ -1,6 +1,6 @@
 // The loops of the CPU backend as a table of functions, one table per instruction set. Plain data only: the
 // sources that fill the tables are compiled for instructions the machine may lack, so nothing they share with
-// other sources may be compiled there (tests/kernel_symbols.sh).
+// other sources may be compiled there (tests/cpu_backend/kernel_symbols.sh).
 //
 // Layout of a matrix (one group): tiles of 16 rows, the rows of a tile interleaved so that a vector lane is a
 // row.

@@ -97,7 +97,7 @@ row() {
 }
 complain() { echo "$*" >>complaints; }
 
-# same_code CODE: what the case must give, whatever tests/faults.md says.
+# same_code CODE: what the case must give, whatever tests/faults/faults.md says.
 same_code() { [ "$code" = "$1" ] || complain "exit code $code instead of $1"; }
 
 # cannot REASON: this machine cannot make the fault; the row is left out of the comparison.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The transports of GPU memory on the GPUs of this machine: transport_check.sh BUILD_DIR. One rank a GPU, at most four; with a
 # single GPU two ranks share it.
-. "$(dirname "$0")/../check.sh"
+. "$(dirname "$0")/../support/check.sh"
 check=$build/tests/gpu/transport_check
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 [ "$gpus" -gt 0 ] || { echo "skipped: no GPU here"; exit 77; }

@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# Failures that users of other engines met, through the real program: broken downloads, caches of links, bytes that are not
+# text, empty prompts in a batch, long prompts, the same prompt again and again. tests/reported_failures.md lists all of them.
+. "$(dirname "$0")/../support/check.sh"
+cd "$work"
+copy() { rm -rf broken && cp -r "$model" broken; }
+first=model-00001-of-00002.safetensors second=model-00002-of-00002.safetensors
+# refused CODE: one message on two ranks, no result file.
+refused() {
+    expect_code "$1" "$mpirun" -np 2 "$ftmpi" --model broken --prompt "And" --output broken.h5 --shares 1,0
+    says_once "ftmpi: error"
+    absent broken.h5
+    absent broken.h5.journal
+}
+
+# --- shards that are not whole: both ranks refuse, also the one that would read nothing of them -------------------
+copy
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 123\n' 0 >broken/$second
+refused 3
+says "LFS"
+copy
+truncate -s -1 broken/$second
+refused 3
+says "$second"
+says "header needs"
+copy
+printf '\0' >>broken/$second
+refused 3
+says "1 byte after the last tensor"
+copy
+printf '\x40\x9d\xdf\x07\0\0\0\0' | dd of=broken/$first conv=notrunc status=none
+refused 3
+says "132095296"
+copy
+rm broken/$second
+refused 3
+says "incomplete download"
+copy
+LC_ALL=C sed -i 's/linear_attn.dt_bias/linear_attn.dt_bia5/g' broken/*.safetensors broken/model.safetensors.index.json
+refused 3
+says "dt_bias"
+says "dt_bia5"
+copy
+rm broken/config.json
+refused 3
+says "config.json"
+copy
+sed -i 's/"id": *2028,/"id": 999999,/' broken/tokenizer.json
+refused 3
+says "999999"
+
+# --- weights of another save beside the index, a broken file in the folder above --------------------------------
+expect_code 0 "$ftmpi" --model "$model" --prompt "The capital of France is" --output want.h5 --max-tokens 8
+cp out want.txt
+copy
+printf 'broken' >broken/model.safetensors
+printf 'broken' >x.safetensors
+expect_code 0 "$ftmpi" --model broken --prompt "The capital of France is" --output stray.h5 --max-tokens 8
+says "ignored"
+expect_code 0 "$ftmpi" verify want.h5 stray.h5
+
+# --- the cache of Hugging Face: a snapshot of links into blobs, and a link to it ---------------------------------
+mkdir -p hub/blobs hub/snapshots/r1
+for file in "$model"/*; do
+    name=$(basename "$file")
+    cp "$file" "hub/blobs/blob-$name"
+    ln -s "../../blobs/blob-$name" "hub/snapshots/r1/$name"
+done
+ln -s snapshots/r1 hub/main
+for at in hub/snapshots/r1 hub/main; do
+    expect_code 0 "$ftmpi" --model $at --prompt "The capital of France is" --output hub.h5 --overwrite --max-tokens 8
+    same "$(cat out)" "$(cat want.txt)" "text of $at"
+    expect_code 0 "$ftmpi" verify want.h5 hub.h5
+done
+
+# --- bytes that are not text, as an argument and in a file ---------------------------------------------------------
+for bytes in '\xff' '\xc3\x28' '\xe2\x82' '\xed\xa0\x80' '\xf5\x80\x80\x80' '\xc0\xaf'; do
+    text=$(printf "$bytes")
+    expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "$text" --output bytes.h5
+    says_once "ftmpi: error"
+    says "invalid UTF-8"
+    printf "$bytes" >bytes.txt
+    expect_code 3 "$ftmpi" --model "$model" --prompts bytes.txt --output bytes.h5
+    says "invalid UTF-8"
+done
+absent bytes.h5
+
+# --- prompts of white space run; a batch with an empty prompt is refused, and so is one of nothing else -----------
+printf '%s\n' '{"prompt":" "}' '{"prompt":"\t\n"}' '{"prompt":"\u00a0"}' '{"prompt":"\u200b"}' '{"prompt":"\ufeff"}' >white.jsonl
+expect_code 0 "$ftmpi" --model "$model" --prompts white.jsonl --output white.h5 --max-tokens 2 --json
+same "$(grep -c '"output_ids":\[[0-9]' out)" 5 "prompts of white space that ran"
+for batch in '{"prompt":""}\n{"prompt":""}\n' '{"prompt":"And"}\n{"prompt":""}\n'; do
+    # shellcheck disable=SC2059
+    printf "$batch" >empty.jsonl
+    expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts empty.jsonl --output empty.h5 --batch 2
+    says_once "ftmpi: error"
+    says "empty prompt"
+done
+
+# --- ranks that were told unlike things -------------------------------------------------------------------------------
+expect_code 2 "$mpirun" -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 64 : \
+    -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 32
+says_once "ftmpi: error"
+says "context"
+expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts nowhere.txt --output unlike.h5
+says_once "ftmpi: error"
+says "nowhere.txt"
+absent unlike.h5
+
+# --- a prompt file and a model that are there, or whole, on one rank only: equal options, unlike folders --------------------
+mkdir here there
+apart() { # apart CODE ARGS...: rank 0 in here, rank 1 in there
+    local code=$1
+    shift
+    expect_code "$code" "$mpirun" -np 1 -wdir "$work/here" "$ftmpi" "$@" --output apart.h5 : -np 1 -wdir "$work/there" "$ftmpi" "$@" --output apart.h5
+}
+apart_refused() { # apart_refused CODE TEXT ARGS...: one message that says TEXT, and nothing is left
+    apart "$1" "${@:3}"
+    says_once "ftmpi: error"
+    says "$2"
+    absent here/apart.h5
+    absent here/apart.h5.journal
+    same "$(ls there | grep apart)" "" "results of the second rank"
+}
+folders=(here there)
+for has in 0 1; do
+    lacks=$((1 - has))
+    echo "The capital of France is" >"${folders[has]}/prompts.txt"
+    apart_refused 3 "rank $lacks (" --model "$model" --prompts prompts.txt
+    says "prompts.txt"
+    rm "${folders[has]}/prompts.txt"
+    cp -r "$model" "${folders[has]}/model"
+    apart_refused 3 "rank $lacks (" --model model --prompt And
+    # There, and one byte short.
+    cp -r "$model" "${folders[lacks]}/model"
+    truncate -s -1 "${folders[lacks]}/model/$second"
+    apart_refused 3 "rank $lacks (" --model model --prompt And
+    says "$second"
+    rm -r here/model there/model
+done
+echo "The capital of France is" >here/prompts.txt
+echo "The capital of Japan is" >there/prompts.txt
+apart_refused 2 "differ between ranks" --model "$model" --prompts prompts.txt
+cp here/prompts.txt there/
+apart 0 --model "$model" --prompts prompts.txt --max-tokens 2
+present here/apart.h5
+
+# --- only the first rank touches the result: the second one's folder stays empty --------------------------------------
+mkdir ours theirs
+expect_code 0 "$mpirun" -np 1 -wdir "$work/ours" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2 : \
+    -np 1 -wdir "$work/theirs" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2
+present ours/out.h5
+same "$(ls -A theirs)" "" "files of the second rank"
+
+# --- types that do not exist ---------------------------------------------------------------------------------
+expect_code 2 "$ftmpi" --model "$model" --prompt "And" --dtype fp16 --output dtype.h5
+says "dtype"
+
+# --- four prompts twelve times in one process: the same tokens every time, none of them empty -----------------------
+for _ in $(seq 12); do
+    printf '%s\n' 'The capital of France is' '1, 2, 3,' 'def fibonacci(n):' 'The quick brown fox jumps over the lazy dog.'
+done >replay.txt
+expect_code 0 "$ftmpi" --model "$model" --prompts replay.txt --output replay.h5 --batch 4 --max-tokens 8 --ignore-eos --json
+grep -o '"output_ids":\[[^]]*\]' out | sort | uniq -c | awk '{print $1}' >counts
+same "$(tr '\n' ' ' <counts)" "12 12 12 12 " "how often each answer was given"
+
+# --- three hundred prompts at once: the tokens of one at a time; and no memory that may be locked -----------------------
+awk 'BEGIN { for (i = 0; i < 300; ++i) printf "{\"ids\":[%d,%d,%d]}\n", 97 + i, 300 + 5 * i, 65 + i % 26 }' >many.jsonl
+many=(--model "$model" --prompts many.jsonl --max-tokens 3 --ignore-eos --context 16)
+expect_code 0 "$ftmpi" "${many[@]}" --output many1.h5 --batch 1
+expect_code 0 "$ftmpi" "${many[@]}" --output many.h5 --batch 320
+expect_code 0 "$ftmpi" verify many1.h5 many.h5
+says "equal: 300 requests"
+expect_code 0 "$mpirun" -np 2 "$ftmpi" "${many[@]}" --output many2.h5 --batch 300 --shares 3,1
+expect_code 0 "$ftmpi" verify many1.h5 many2.h5
+unlocked() { (ulimit -l 0 && exec "$@"); }
+expect_code 0 unlocked "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt "The capital of France is" --output unlocked.h5 --max-tokens 8
+expect_code 0 "$ftmpi" verify want.h5 unlocked.h5
+
+# --- prompts of thousands of tokens on one rank and two -------------------------------------------------------------
+long() { awk -v n="$1" 'BEGIN {printf "{\"ids\":["; for (i = 0; i < n; ++i) printf "%s%d", i ? "," : "", 97 + (i * i + i / 7) % 1500; print "]}"}'; }
+{ long 1800; long 2500; } >long.jsonl
+expect_code 0 "$ftmpi" --model "$model" --prompts long.jsonl --output long1.h5 --max-tokens 4 --ignore-eos --json
+same "$(grep -c '"output_ids":\[0,0,' out)" 0 "long prompts answered by the first id of the vocabulary"
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts long.jsonl --output long2.h5 --max-tokens 4 --ignore-eos --shares 3,1
+expect_code 0 "$ftmpi" verify long1.h5 long2.h5
+finish

@@ -1,0 +1,41 @@
+# Sourced by the script tests: a work folder, expectations with counts, a summary line.
+set -u
+build=$(cd "${1:?build directory}" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+ftmpi=$build/ftmpi
+mpirun=$root/jobs/mpirun.sh
+model=$root/data/tiny-nvfp4
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() {
+    failed=$((failed + 1))
+    echo "FAILED: $*"
+}
+# expect_code WANT COMMAND...: exit code; output goes to $work/out and $work/err.
+expect_code() {
+    local want=$1
+    shift
+    "$@" >"$work/out" 2>"$work/err" </dev/null
+    local got=$?
+    if [ "$got" = "$want" ]; then ok; else
+        bad "exit code $got instead of $want: $*"
+        tail -n 8 "$work/err"
+    fi
+}
+# says TEXT: the last command's stderr or stdout has this line part.
+says() { if grep -qF -- "$1" "$work/err" "$work/out"; then ok; else bad "nothing says \"$1\""; tail -n 8 "$work/err"; fi; }
+says_once() {
+    local n
+    n=$(grep -cF -- "$1" "$work/err")
+    if [ "$n" = 1 ]; then ok; else bad "\"$1\" is said $n times"; tail -n 8 "$work/err"; fi
+}
+same() { if [ "$1" = "$2" ]; then ok; else bad "$3: \"$1\" is not \"$2\""; fi; }
+absent() { if [ ! -e "$1" ]; then ok; else bad "$1 exists"; fi; }
+present() { if [ -e "$1" ]; then ok; else bad "$1 does not exist"; fi; }
+finish() {
+    echo "$passed passed, $failed failed"
+    [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
+}
