@@ -15,10 +15,20 @@
 namespace ftmpi {
 namespace {
 
-/// Outer configs keep the text model's keys in text_config; a text-only export has them at the top.
-constexpr std::string_view kOuterType = "qwen3_5_moe";
-constexpr std::string_view kTextType = "qwen3_5_moe_text";
-constexpr std::array kKnownTypes = {kOuterType, kTextType};
+/// What the configurations of a model type say, beside what those of all types say.
+struct ModelType {
+    std::string_view name;
+    std::string_view text_type;  ///< of text_config; empty: the text model's keys are at the top
+    bool delta_net;              ///< layer_types, linear_*
+    bool shared_expert, output_gate;
+    bool partial_rotary;  ///< partial_rotary_factor; otherwise whole heads are rotated
+    bool norm_topk;       ///< norm_topk_prob may be absent: the family has no other way
+};
+constexpr std::array kModelTypes = {
+    ModelType{"qwen3_5_moe", "qwen3_5_moe_text", true, true, true, true, true},
+    ModelType{"qwen3_5_moe_text", "", true, true, true, true, true},
+    ModelType{"qwen3_moe", "", false, false, false, false, false},
+};
 
 // Bounds far above any model, so that no product of sizes can leave 64 bits.
 constexpr std::int64_t kMaxWidth = 1 << 20;
@@ -29,14 +39,14 @@ constexpr std::int64_t kMaxHeadDim = 4096;
 constexpr std::int64_t kMaxExperts = 1 << 14;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 
-std::string require_known_type(const JsonObject& root) {
-    const auto type = root.text("model_type");
-    if (std::find(kKnownTypes.begin(), kKnownTypes.end(), type) == kKnownTypes.end()) {
-        std::string known;
-        for (const auto name : kKnownTypes) known += (known.empty() ? "" : ", ") + std::string(name);
-        root.refuse("model_type", "is \"" + type + "\", which this program does not run", "known: " + known);
+const ModelType& known_type(const JsonObject& root) {
+    const auto name = root.text("model_type");
+    std::string known;
+    for (const ModelType& type : kModelTypes) {
+        if (type.name == name) return type;
+        known += (known.empty() ? "" : ", ") + std::string(type.name);
     }
-    return type;
+    root.refuse("model_type", "is \"" + name + "\", which this program does not run", "known: " + known);
 }
 
 /// A value that may stand in two places and must not differ.
@@ -47,20 +57,23 @@ std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::opti
     return in_a ? in_a : in_b;
 }
 
-std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::string>& warnings) {
+std::vector<LayerKind> read_layers(const JsonObject& text, const ModelType& type,
+                                   std::vector<std::string>& warnings) {
     const auto count = text.integer("num_hidden_layers", 1, kMaxLayers);
     std::vector<LayerKind> by_interval, layers;
-    if (const auto interval = text.optional_integer("full_attention_interval", 1, kMaxLayers))
+    if (!type.delta_net) by_interval.assign(static_cast<std::size_t>(count), LayerKind::attention);
+    else if (const auto interval = text.optional_integer("full_attention_interval", 1, kMaxLayers))
         for (std::int64_t i = 0; i < count; ++i)
             by_interval.push_back((i + 1) % *interval ? LayerKind::delta_net : LayerKind::attention);
     if (!text.has("layer_types")) {
         if (by_interval.empty()) text.refuse("layer_types", "is missing, and so is full_attention_interval");
         return by_interval;
     }
-    for (const auto& type : text.texts("layer_types")) {
-        if (type != "linear_attention" && type != "full_attention")
-            text.refuse("layer_types", "holds \"" + type + "\"; known: linear_attention, full_attention");
-        layers.push_back(type == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
+    for (const auto& kind : text.texts("layer_types")) {
+        if (kind != "full_attention" && !(kind == "linear_attention" && type.delta_net))
+            text.refuse("layer_types", "holds \"" + kind + "\"; known: " +
+                                           (type.delta_net ? "linear_attention, " : "") + "full_attention");
+        layers.push_back(kind == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
     }
     if (static_cast<std::int64_t>(layers.size()) != count)
         text.refuse("layer_types", "has " + counted(layers.size(), "entry", "entries") + " for " +
@@ -71,16 +84,16 @@ std::vector<LayerKind> read_layers(const JsonObject& text, std::vector<std::stri
     return layers;
 }
 
-void read_rope(const JsonObject& text, ModelConfig& config) {
+void read_rope(const JsonObject& text, const ModelType& type, ModelConfig& config) {
     const auto rope = text.optional_object("rope_parameters")
                           .value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
     const bool nested = text.has("rope_parameters");
     const auto scaling = text.optional_object("rope_scaling");
     const auto check_type = [](const JsonObject& object) {
         for (const auto key : {"rope_type", "type"})
-            if (const auto type = object.optional_text(key); type && *type != "default")
+            if (const auto form = object.optional_text(key); form && *form != "default")
                 object.refuse(
-                    key, "is \"" + *type + "\"; only the plain rotary embedding (\"default\") is computed",
+                    key, "is \"" + *form + "\"; only the plain rotary embedding (\"default\") is computed",
                     "leave out the scaling and stay within the model's own context");
     };
     const auto in_rope = [&](std::string_view key) {
@@ -98,7 +111,13 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
 
     const std::string_view key = "partial_rotary_factor";
     const auto factor = agreeing(text, key, text.optional_number(key), rope, key, in_rope(key));
-    if (!factor) text.refuse(key, "is missing, and so is " + rope.name_of(key));
+    if (!factor && type.partial_rotary) text.refuse(key, "is missing, and so is " + rope.name_of(key));
+    if (!type.partial_rotary) {
+        if (factor && *factor != 1) text.refuse(key, "is not 1: whole heads are rotated in this family");
+        if (config.head_dim % 2) text.refuse("head_dim", "is odd: its channels cannot be rotated in pairs");
+        config.rotary_dim = config.head_dim;
+        return;
+    }
     const double dims = *factor * config.head_dim;
     if (!(*factor > 0 && *factor <= 1) || dims != std::floor(dims) || std::fmod(dims, 2) != 0)
         text.refuse(key, "times head_dim " + std::to_string(config.head_dim) +
@@ -107,15 +126,20 @@ void read_rope(const JsonObject& text, ModelConfig& config) {
 }
 
 /// Keys of related models that change the computation; here only one value of each is right.
-void check_variants(const JsonObject& text) {
+void check_variants(const JsonObject& text, const ModelType& type) {
     const auto must_be = [&](std::string_view key, bool value) {
         if (const auto flag = text.optional_flag(key); flag && *flag != value)
             text.refuse(key, std::string("is ") + (value ? "false" : "true") +
                                  "; this program computes the model only with " + (value ? "true" : "false"));
     };
-    must_be("attn_output_gate", true);
+    must_be("attn_output_gate", type.output_gate);
     must_be("attention_bias", false);
     must_be("norm_topk_prob", true);
+    if (!type.norm_topk && !text.has("norm_topk_prob"))
+        text.refuse("norm_topk_prob", "is missing", "left out, it means false, which is not computed");
+    if (!type.shared_expert &&
+        text.optional_integer("shared_expert_intermediate_size", 0, kMaxWidth).value_or(0))
+        text.refuse("shared_expert_intermediate_size", "is not 0: this family has no shared expert");
     must_be("use_sliding_window", false);
     if (const auto act = text.text("hidden_act"); act != "silu")
         text.refuse("hidden_act", "is \"" + act + "\"; only silu is computed");
@@ -128,25 +152,27 @@ void check_variants(const JsonObject& text) {
     }
 }
 
-void read_geometry(const JsonObject& text, ModelConfig& c) {
+void read_geometry(const JsonObject& text, const ModelType& type, ModelConfig& c) {
     const auto small = [&](std::string_view key, std::int64_t high) {
         return static_cast<int>(text.integer(key, 1, high));
     };
     c.hidden = text.integer("hidden_size", 1, kMaxWidth);
     c.vocab = text.integer("vocab_size", 1, kMaxVocabulary);
-    c.layers = read_layers(text, c.warnings);
+    c.layers = read_layers(text, type, c.warnings);
     c.query_heads = small("num_attention_heads", kMaxHeads);
     c.kv_heads = small("num_key_value_heads", kMaxHeads);
     c.head_dim = small("head_dim", kMaxHeadDim);
-    c.key_heads = small("linear_num_key_heads", kMaxHeads);
-    c.value_heads = small("linear_num_value_heads", kMaxHeads);
-    c.key_dim = small("linear_key_head_dim", kMaxHeadDim);
-    c.value_dim = small("linear_value_head_dim", kMaxHeadDim);
-    c.conv_taps = small("linear_conv_kernel_dim", 64);
+    if (type.delta_net) {
+        c.key_heads = small("linear_num_key_heads", kMaxHeads);
+        c.value_heads = small("linear_num_value_heads", kMaxHeads);
+        c.key_dim = small("linear_key_head_dim", kMaxHeadDim);
+        c.value_dim = small("linear_value_head_dim", kMaxHeadDim);
+        c.conv_taps = small("linear_conv_kernel_dim", 64);
+    }
     c.experts = small("num_experts", kMaxExperts);
     c.top_k = small("num_experts_per_tok", kMaxExperts);
     c.expert_width = text.integer("moe_intermediate_size", 1, kMaxWidth);
-    c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
+    if (type.shared_expert) c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
     c.max_positions = text.integer("max_position_embeddings", 1, kMaxPositions);
     const double eps = text.number("rms_norm_eps");
     if (!(eps > 0 && eps < 1) || static_cast<float>(eps) == 0.0f)
@@ -159,7 +185,7 @@ void read_geometry(const JsonObject& text, ModelConfig& c) {
                                  std::to_string(part));
     };
     divides("num_attention_heads", c.query_heads, "num_key_value_heads", c.kv_heads);
-    divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
+    if (type.delta_net) divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
     if (c.top_k > c.experts)
         text.refuse("num_experts_per_tok",
                     std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
@@ -207,11 +233,12 @@ void merge(ModelConfig& config, Quantization&& q) {
     }
 }
 
-void read_quantization(const std::filesystem::path& directory, const JsonObject& root, const JsonObject& text,
+/// `text` is null where the text model's keys are at the root.
+void read_quantization(const std::filesystem::path& directory, const JsonObject& root, const JsonObject* text,
                        ModelConfig& config) {
     std::optional<JsonObject> found;
-    for (const auto* object : {&root, &text}) {
-        if (object == &text && config.model_type == kTextType) continue;  // the same object
+    for (const auto* object : {&root, text}) {
+        if (!object) continue;
         for (const auto key : {"quantization_config", "compression_config"}) {
             auto inner = object->optional_object(key);
             if (inner && found) object->refuse(key, "is a second description of the quantization");
@@ -243,15 +270,16 @@ ModelConfig load_config(const std::filesystem::path& directory) {
     const auto root = file.root();
     ModelConfig config;
     config.sha256 = hex(sha256(file.bytes()));
-    config.model_type = require_known_type(root);
-    const bool flat = config.model_type == kTextType;
+    const ModelType& type = known_type(root);
+    config.model_type = type.name;
+    const bool flat = type.text_type.empty();
     const auto text = flat ? root : root.object("text_config");
-    if (const auto type = text.optional_text("model_type"); type && *type != kTextType)
-        text.refuse("model_type", "is \"" + *type + "\" instead of \"" + std::string(kTextType) + "\"");
+    if (const auto inner = text.optional_text("model_type"); !flat && inner && *inner != type.text_type)
+        text.refuse("model_type", "is \"" + *inner + "\" instead of \"" + std::string(type.text_type) + "\"");
 
-    check_variants(text);
-    read_geometry(text, config);
-    read_rope(text, config);
+    check_variants(text, type);
+    read_geometry(text, type, config);
+    read_rope(text, type, config);
     config.tied_embeddings = read_tied(root, text);
 
     const auto generation = directory / "generation_config.json";
@@ -261,7 +289,7 @@ ModelConfig load_config(const std::filesystem::path& directory) {
     if (config.stop_ids.empty()) config.stop_ids = read_stop_ids(root, config.vocab);
     if (config.stop_ids.empty()) text.refuse("eos_token_id", "is missing, in generation_config.json too");
 
-    read_quantization(directory, root, text, config);
+    read_quantization(directory, root, flat ? nullptr : &text, config);
     config.quantization = printable(config.quantization);
     for (auto& warning : config.warnings) warning = printable(warning);
     return config;

@@ -13,18 +13,17 @@ enum class LayerKind { delta_net, attention };
 
 /// Geometry and constants of a model, in the names of config.json where they have one.
 struct ModelConfig {
-    std::string
-        model_type;  ///< of the outer config: "qwen3_5_moe", or "qwen3_5_moe_text" of a flat text-only one
+    std::string model_type;         ///< of the outer config: "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe"
     std::int64_t hidden = 0;        ///< hidden_size
     std::int64_t vocab = 0;         ///< vocab_size: rows of the embedding and of the head, padding included
     std::vector<LayerKind> layers;  ///< layer_types
     int query_heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double rope_theta = 0;
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0,
-        conv_taps = 0;  ///< linear_* (Gated DeltaNet)
+        conv_taps = 0;  ///< linear_* (Gated DeltaNet); 0 in families without it
     int experts = 0, top_k = 0;
     std::int64_t expert_width = 0,
-                 shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size
+                 shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size (0: none)
     float eps = 0;                  ///< rms_norm_eps
     bool tied_embeddings = false;
     std::int64_t max_positions = 0;      ///< max_position_embeddings
@@ -41,7 +40,7 @@ struct ModelConfig {
     std::map<std::string, std::string>
         quantized_layers;  ///< ModelOpt: module -> algorithm ("FP8", "W4A16_NVFP4", ...)
 
-    int groups() const { return value_heads / key_heads; }  ///< value heads per key head
+    int groups() const { return key_heads ? value_heads / key_heads : 0; }  ///< value heads per key head
     std::int64_t key_channels() const { return std::int64_t{key_heads} * key_dim; }
     std::int64_t value_channels() const { return std::int64_t{value_heads} * value_dim; }
 };

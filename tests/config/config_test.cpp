@@ -28,6 +28,16 @@ const std::string outer =
     R"({"model_type":"qwen3_5_moe","tie_word_embeddings":false,"text_config":{"model_type":"qwen3_5_moe_text",)" +
     text_keys + "}}";
 
+/// The keys of Qwen3-30B-A3B.
+const std::string qwen3_moe =
+    R"({"architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,"attention_dropout":0.0,"bos_token_id":151643,
+"decoder_sparse_step":1,"eos_token_id":151645,"head_dim":128,"hidden_act":"silu","hidden_size":2048,"initializer_range":0.02,
+"intermediate_size":6144,"max_position_embeddings":40960,"max_window_layers":48,"mlp_only_layers":[],"model_type":"qwen3_moe",
+"moe_intermediate_size":768,"norm_topk_prob":true,"num_attention_heads":32,"num_experts":128,"num_experts_per_tok":8,
+"num_hidden_layers":48,"num_key_value_heads":4,"output_router_logits":false,"rms_norm_eps":1e-06,"rope_scaling":null,
+"rope_theta":1000000.0,"router_aux_loss_coef":0.001,"sliding_window":null,"tie_word_embeddings":false,"torch_dtype":"bfloat16",
+"use_cache":true,"use_sliding_window":false,"vocab_size":151936})";
+
 /// `text` with the one occurrence of `from` replaced; a test that edits nothing would prove nothing.
 std::string edited(std::string text, const std::string& from, const std::string& to) {
     const auto at = text.find(from);
@@ -141,6 +151,80 @@ BOOST_FIXTURE_TEST_CASE(nothing_about_the_architecture_is_assumed, Folder) {
             load(edited(outer, "\"head_dim\":16,", key + std::string("\"head_dim\":16,"))).warnings.empty(),
             key);
     }
+}
+
+BOOST_FIXTURE_TEST_CASE(qwen3_moe_has_attention_and_routed_experts_only, Folder) {
+    const auto c = load(qwen3_moe);
+    BOOST_TEST(c.model_type == "qwen3_moe");
+    BOOST_TEST(c.hidden == 2048);
+    BOOST_TEST(c.vocab == 151936);
+    BOOST_TEST((c.layers == std::vector<LayerKind>(48, LayerKind::attention)));
+    BOOST_TEST(c.query_heads == 32);
+    BOOST_TEST(c.kv_heads == 4);
+    BOOST_TEST(c.head_dim == 128);
+    BOOST_TEST(c.rotary_dim == 128);
+    BOOST_TEST(c.rope_theta == 1e6);
+    BOOST_TEST(c.experts == 128);
+    BOOST_TEST(c.top_k == 8);
+    BOOST_TEST(c.expert_width == 768);
+    BOOST_TEST(c.max_positions == 40960);
+    BOOST_TEST(c.stop_ids == Ids{151645}, boost::test_tools::per_element());
+    BOOST_TEST((c.key_heads == 0 && c.value_heads == 0 && c.key_dim == 0 && c.value_dim == 0));
+    BOOST_TEST((c.conv_taps == 0 && c.groups() == 0 && c.shared_width == 0));
+    BOOST_TEST(c.warnings.empty());
+}
+
+BOOST_FIXTURE_TEST_CASE(qwen3_moe_needs_its_own_keys, Folder) {
+    for (const std::string key :
+         {"\"head_dim\":128,", "\"hidden_act\":\"silu\",", "\"hidden_size\":2048,",
+          "\"max_position_embeddings\":40960,", "\"moe_intermediate_size\":768,", "\"norm_topk_prob\":true,",
+          "\"num_attention_heads\":32,", "\"num_experts\":128,", "\"num_experts_per_tok\":8,",
+          "\"num_hidden_layers\":48,", "\"num_key_value_heads\":4,", "\"rms_norm_eps\":1e-06,",
+          "\"tie_word_embeddings\":false,", "\"eos_token_id\":151645,"})
+        expect_refused(edited(qwen3_moe, key, ""),
+                       {"config.json: " + key.substr(1, key.find('"', 1) - 1) + " is missing"});
+    expect_refused(edited(qwen3_moe, "\"rope_theta\":1000000.0,", ""), {"rope_theta is missing"});
+    for (const std::string key :
+         {"\"attention_bias\":false,", "\"decoder_sparse_step\":1,", "\"mlp_only_layers\":[],",
+          "\"rope_scaling\":null,", "\"intermediate_size\":6144,", "\"use_sliding_window\":false,"})
+        BOOST_TEST(load(edited(qwen3_moe, key, "")).warnings.empty(), key);
+
+    const std::string theta = "\"rope_theta\":1000000.0";
+    const std::string nested = "\"rope_parameters\":{\"rope_theta\":1000000.0,\"rope_type\":\"default\"}";
+    BOOST_TEST(load(edited(qwen3_moe, theta, nested)).rope_theta == 1e6);
+    BOOST_TEST(load(edited(qwen3_moe, theta, theta + ",\"partial_rotary_factor\":1.0")).rotary_dim == 128);
+    const auto listed = edited(edited(qwen3_moe, "\"num_hidden_layers\":48", "\"num_hidden_layers\":2"),
+                               theta, theta + ",\"layer_types\":[\"full_attention\",\"full_attention\"]");
+    BOOST_TEST(load(listed).layers.size() == 2u);
+    const auto companion = edited(
+        qwen3_moe, theta,
+        theta +
+            R"(,"quantization_config":{"quant_method":"modelopt","quant_algo":"NVFP4","ignore":["lm_head"]})");
+    BOOST_TEST(load(companion).quantization == "modelopt NVFP4");
+
+    const struct {
+        std::string from, to, words;
+    } table[] = {
+        {"\"norm_topk_prob\":true", "\"norm_topk_prob\":false", "norm_topk_prob is false"},
+        {"\"mlp_only_layers\":[]", "\"mlp_only_layers\":[3]", "mlp_only_layers is not empty"},
+        {"\"decoder_sparse_step\":1", "\"decoder_sparse_step\":2", "decoder_sparse_step is not 1"},
+        {"\"attention_bias\":false", "\"attention_bias\":true", "attention_bias is true"},
+        {"\"attention_bias\":false", "\"attn_output_gate\":true", "attn_output_gate is true"},
+        {"\"use_sliding_window\":false", "\"use_sliding_window\":true", "use_sliding_window is true"},
+        {"\"intermediate_size\":6144", "\"shared_expert_intermediate_size\":768",
+         "shared_expert_intermediate_size is not 0"},
+        {"\"rope_scaling\":null", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}",
+         "rope_scaling.rope_type is \"yarn\""},
+        {"\"rope_scaling\":null", "\"partial_rotary_factor\":0.5", "partial_rotary_factor is not 1"},
+        {"\"head_dim\":128", "\"head_dim\":127", "head_dim is odd"},
+        {"\"num_key_value_heads\":4", "\"num_key_value_heads\":5",
+         "is not a multiple of num_key_value_heads"},
+        {"\"attention_bias\":false", "\"layer_types\":[\"linear_attention\"]",
+         "layer_types holds \"linear_attention\"; known: full_attention"},
+    };
+    for (const auto& row : table) BOOST_TEST_CONTEXT(row.to) {
+            expect_refused(edited(qwen3_moe, row.from, row.to), {"config.json", row.words});
+        }
 }
 
 BOOST_FIXTURE_TEST_CASE(values_are_checked, Folder) {
