@@ -77,18 +77,18 @@ void project(std::span<const Projection> to, const float* x, std::int64_t rows, 
 void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card,
                   Scratch scratch, cudaStream_t stream, bool fast = false);
 std::size_t experts_up_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols);
-void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                 std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                 std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream);
 /// route(), then experts_up().
-void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
               const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
               float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
               cudaStream_t stream);
 /// `columns`: output rows held here.
 std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t experts, std::int64_t cols,
                                  std::int64_t shared_cols, std::int64_t columns);
-void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                   const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                   std::int64_t stride, const Card& card, Scratch scratch, cudaStream_t stream);
 

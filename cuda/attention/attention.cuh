@@ -19,6 +19,11 @@ __host__ __device__ inline QueryHeads query_heads_of(const Attention& t, int kv)
     return {first, last > first ? last - first : 0};
 }
 
+/// Elements of a query head in qg: the query, and behind it the gate where there is one.
+__host__ __device__ inline int query_pitch(const Attention& t) {
+    return t.gated ? 2 * t.head_dim : t.head_dim;
+}
+
 template <KvType kType>
 inline constexpr int kElementBytes = kType == KvType::fp32   ? 4
                                      : kType == KvType::bf16 ? 2

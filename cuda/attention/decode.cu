@@ -23,11 +23,11 @@ namespace {
 using namespace step;
 
 /// Grid: ranks * groups of query heads, kv heads (rounded up to a power of two) * pieces, rows.
-template <KvType kType, Part kPart>
+template <KvType kType, Part kPart, bool kGated>
 __global__ void __launch_bounds__(kThreads, 2)
     attend_step(Attention t, const Row* rows, const float* qg, const float* k, const float* v, float* out,
                 std::int64_t stride, Middle m) {
-    constexpr unsigned kBytes = kElementBytes<kType>;
+    constexpr unsigned kBytes = kElementBytes<kType>, kParts = kGated ? 2 : 1;  // of a head in qg
     auto& s = *static_cast<Shared<kType>*>(
         __cvta_shared_to_generic(kept(static_cast<unsigned>(__cvta_generic_to_shared(shared_bytes())))));
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
@@ -78,17 +78,17 @@ __global__ void __launch_bounds__(kThreads, 2)
     await_previous();
     if (kPart != Part::values)
         vector.ask(has_head || helper, dim,
-                   has_head ? offset(qg, vector0 + warp, 2 * dim) : offset(k, own, dim),
+                   has_head ? offset(qg, vector0 + warp, kParts * dim) : offset(k, own, dim),
                    has_head ? t.q_norm : t.k_norm);
     close_copy_group();
     float gate_or_value = 0.0f;
-    if (kPart != Part::scores && column < dim)
+    if (kPart != Part::scores && column < dim && (kGated || !has_head))
         gate_or_value =
             *(has_head ? offset(qg, 2 * (vector0 + warp) + 1, dim) + column : offset(v, own, dim) + column);
     wait_copy_groups<0>();
     if (kPart != Part::values && (has_head || helper)) vector.norm_rope(t, position);
     float gate = 0.0f, value = 0.0f, sum = 0.0f;
-    if (kPart != Part::scores && !helper) gate = num::sigmoid(gate_or_value);
+    if (kGated && kPart != Part::scores && !helper) gate = num::sigmoid(gate_or_value);
 
     unsigned parity = 0;
 #pragma unroll 1
@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     // As num::attention_out; the gate's sigmoid is there already.
     if (has_head && column < dim)
-        offset(out + blockIdx.z * stride, head0 + warp, dim)[column] = (value / sum) * gate;
+        offset(out + blockIdx.z * stride, head0 + warp, dim)[column] =
+            kGated ? (value / sum) * gate : num::attention_out(value, sum);
 }
 
 /// Divides the scratch for `rows` rows; null counts.
@@ -225,11 +226,11 @@ std::int64_t batch_of(const Attention& t, std::int64_t rows, std::int64_t ticket
     return std::max<std::int64_t>(1, std::min({rows, fits, kTickets / tickets}));
 }
 
-template <KvType kType>
+template <KvType kType, bool kGated>
 void launch_step(bool clusters, bool early, dim3 grid, cudaStream_t stream, const Attention& t,
                  const Row* rows, const float* qg, const float* k, const float* v, float* out,
                  std::int64_t stride, const Middle& m) {
-    const auto all = attend_step<kType, Part::all>;
+    const auto all = attend_step<kType, Part::all, kGated>;
     static const bool takes = (allow_shared(all, sizeof(Shared<kType>)),
                                takes_clusters(all, kRanks, dim3(kThreads), sizeof(Shared<kType>)));
     if (clusters && takes) {
@@ -237,7 +238,8 @@ void launch_step(bool clusters, bool early, dim3 grid, cudaStream_t stream, cons
                         stream, t, rows, qg, k, v, out, stride, m);
         return;
     }
-    for (const auto half : {attend_step<kType, Part::scores>, attend_step<kType, Part::values>}) {
+    for (const auto half :
+         {attend_step<kType, Part::scores, kGated>, attend_step<kType, Part::values, kGated>}) {
         allow_shared(half, sizeof(Shared<kType>));
         launch_when(early, "attend_step", half, grid, dim3(kThreads), sizeof(Shared<kType>), stream, t, rows,
                     qg, k, v, out, stride, m);
@@ -289,9 +291,10 @@ void attention_step(const Attention& t, const Rows& rows, const float* qg, const
                         static_cast<unsigned>(n));
         with_kv_type(t.kv, [&](auto type) {
             const std::int64_t kv_at = r * t.kv_heads * t.head_dim;
-            launch_step<type()>(clusters, early, grid, stream, t, rows.device + r,
-                                qg + r * t.query_heads * 2 * t.head_dim, k + kv_at, v + kv_at,
-                                out + r * stride, stride, middle);
+            (t.gated ? launch_step<type(), true>
+                     : launch_step<type(), false>)(clusters, early, grid, stream, t, rows.device + r,
+                                                   qg + r * t.query_heads * query_pitch(t), k + kv_at,
+                                                   v + kv_at, out + r * stride, stride, middle);
         });
     }
 }

@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         __syncthreads();
         for (int q = warp * (kQueries / kWarps); q < (warp + 1) * (kQueries / kWarps); ++q) {
             if (s.position[q] >= 0)
-                norm_rope(t, qg + std::int64_t{2} * s.vector[q] * dim, t.q_norm, s.position[q], s.queries[q],
-                          num::kChunk);
+                norm_rope(t, qg + std::int64_t{s.vector[q]} * query_pitch(t), t.q_norm, s.position[q],
+                          s.queries[q], num::kChunk);
             else
                 for (int i = lane; i < chunks * num::kChunk; i += 32) s.queries[q][i] = 0.0f;
         }
@@ -321,8 +321,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
         __syncthreads();
         over_outputs(s, t, 0, out, stride, [&](float* to, int, int, int q, int column) {
-            const float* gate = qg + (std::int64_t{2} * s.vector[q] + 1) * dim + column;
-            for (int i = 0; i < 4; ++i) to[i] = num::attention_out(to[i], s.sum[q], gate[i]);
+            const float* gate = qg + std::int64_t{s.vector[q]} * query_pitch(t) + dim + column;
+            for (int i = 0; i < 4; ++i)
+                to[i] = t.gated ? num::attention_out(to[i], s.sum[q], gate[i])
+                                : num::attention_out(to[i], s.sum[q]);
         });
     }
 }

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             auto* place = reinterpret_cast<uint4*>(&s.queries[q][(lane ^ (q & 7)) * 16]);
             *place = make_uint4(0, 0, 0, 0);
             if (s.position[q] < 0) continue;
-            norm_rope(t, qg + std::int64_t{2} * s.vector[q] * dim, t.q_norm, s.position[q], plain,
+            norm_rope(t, qg + std::int64_t{s.vector[q]} * query_pitch(t), t.q_norm, s.position[q], plain,
                       num::kChunk);
             const float* x = plain + 8 * lane;
             if (8 * lane < dim)
@@ -214,16 +214,16 @@ __global__ void __launch_bounds__(kThreads, 2)
             const int vector = s.vector[warp * 16 + g + 8 * r], row = vector / t.query_heads,
                       head = vector % t.query_heads;
             float* to = out + row * stride + std::int64_t{head} * dim;
-            const float* gate = qg + (std::int64_t{2} * vector + 1) * dim;
+            const float* gate = qg + std::int64_t{vector} * query_pitch(t) + dim;
 #pragma unroll
             for (int n = 0; n < kMostHeadDim / 8; ++n) {
                 const int column = 8 * n + 2 * w;
                 if (column >= dim) break;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const float x = acc[n][2 * r + e];
-                    to[column + e] = num::attention_out(kType == KvType::fp8 ? x * t.v_scale : x, sum[r],
-                                                        gate[column + e]);
+                    const float x = kType == KvType::fp8 ? acc[n][2 * r + e] * t.v_scale : acc[n][2 * r + e];
+                    to[column + e] = t.gated ? num::attention_out(x, sum[r], gate[column + e])
+                                             : num::attention_out(x, sum[r]);
                 }
             }
         }

@@ -158,8 +158,8 @@ struct DownTask {
     const float* shared_gate;
     float* out;
     std::int64_t stride;
-    int top_k;
-    int staged;  ///< 16-byte units of one warp's input
+    int top_k, members;  ///< experts of a row: the chosen ones, and the shared one where there is one
+    int staged;          ///< 16-byte units of one warp's input
 };
 
 /// 16 rows from `first` of one expert into y[16], with the warp's own input x.
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
     const std::int64_t t = blockIdx.y;
     start_next();
     await_previous();
-    for (int j = warp; j <= a.top_k; j += warps) {
+    for (int j = warp; j < a.members; j += warps) {
         const bool shared = j == a.top_k;
         const MatrixView m = shared ? a.shared : group_of(a.routed, a.experts[t * a.top_k + j]);
         const float* x = shared ? a.shared_act + t * m.cols : a.act + (t * a.top_k + j) * m.cols;
@@ -245,8 +245,9 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_few(const __
     float sum = 0.0f;
     for (int j = 0; j < a.top_k; ++j)
         sum = num::expert_add(a.weights[t * a.top_k + j], results[j * kRowTile + thread], sum);
-    a.out[t * a.stride + first + thread] =
-        num::expert_add(num::sigmoid(a.shared_gate[t]), results[a.top_k * kRowTile + thread], sum);
+    if (a.members > a.top_k)
+        sum = num::expert_add(num::sigmoid(a.shared_gate[t]), results[a.top_k * kRowTile + thread], sum);
+    a.out[t * a.stride + first + thread] = sum;
 }
 
 /// Bytes of dynamic shared memory that a block of experts_up_few may take beside its own.
@@ -296,11 +297,11 @@ void check_experts_limits(const StepLimits& l, const Card& card) {
 
 namespace {
 
-void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+void up(UpTask a, const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
         std::int64_t rows, float* act, std::int64_t stride, float* shared_act, std::int64_t shared_stride,
         const Card& card, Scratch scratch, cudaStream_t stream) {
     a.routed = cuda_matrix(routed).view();
-    a.shared = cuda_matrix(shared).view();
+    a.shared = view_of(shared);
     if (rows == 0 || (a.routed.rows == 0 && a.shared.rows == 0)) return;
     if (a.routed.rows && a.shared.rows && a.routed.cols != a.shared.cols)
         throw Error(Exit::failure, "routed and shared experts differ in their number of columns");
@@ -347,19 +348,19 @@ void up(UpTask a, const Matrix& routed, const Matrix& shared, const Routes& rout
 
 }  // namespace
 
-void experts_up(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                 std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                 std::int64_t shared_stride, const Card& card, Scratch scratch, cudaStream_t stream) {
     up({}, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card, scratch, stream);
 }
 
-void route_up(const float* logits, int experts, const Matrix& routed, const Matrix& shared,
+void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
               const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
               float* shared_act, std::int64_t shared_stride, const Card& card, Scratch scratch,
               cudaStream_t stream) {
     UpTask a{};
     // A rank without rows here launches nothing, but needs the choice for its rows of down.
-    const bool any = routed.rows != 0 || shared.rows != 0;
+    const bool any = routed.rows != 0 || (shared && shared->rows != 0);
     if (any && rows < kManyRows && experts <= kMostRouted &&
         routes.top_k <= std::min(experts, kMostChoices)) {
         a.logits = logits;
@@ -372,20 +373,20 @@ void route_up(const float* logits, int experts, const Matrix& routed, const Matr
     up(a, routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card, scratch, stream);
 }
 
-void experts_down(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                   const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                   std::int64_t stride, const Card& card, Scratch scratch, cudaStream_t stream) {
     DownTask a{};
     a.routed = cuda_matrix(routed).view();
-    a.shared = cuda_matrix(shared).view();
-    if (a.routed.rows != a.shared.rows)
+    a.shared = view_of(shared);
+    if (shared && a.routed.rows != a.shared.rows)
         throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
     if (rows == 0 || a.routed.rows == 0) return;
     if (rows >= kManyRows)
         return experts_down_many(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride,
                                  scratch, stream);
-    if (experts_down_segments(a.routed, a.shared, routes, act, shared_act, shared_gate, rows, out, stride,
-                              card, stream))
+    if (shared && experts_down_segments(a.routed, a.shared, routes, act, shared_act, shared_gate, rows, out,
+                                        stride, card, stream))
         return;
     a.experts = routes.experts;
     a.weights = routes.weights;
@@ -395,11 +396,12 @@ void experts_down(const Matrix& routed, const Matrix& shared, const Routes& rout
     a.out = out;
     a.stride = stride;
     a.top_k = routes.top_k;
+    a.members = a.top_k + (shared ? 1 : 0);
     const auto planes = [](const MatrixView& m) {
         return (is_4bit(m.format) ? kCodePlanes : kFloatPlanes) * plane_pitch(m.chunks);
     };
     a.staged = std::max(planes(a.routed), planes(a.shared));
-    int warps = std::min(a.top_k + 1, kMostDownWarps);
+    int warps = std::min(a.members, kMostDownWarps);
     const auto bytes_with = [&](int w) { return down_bytes(w, static_cast<std::size_t>(a.staged), a.top_k); };
     while (warps > 1 && bytes_with(warps) > most_dynamic(card)) --warps;
     check_shared(bytes_with(warps), card);

@@ -31,8 +31,9 @@ struct UpTask {
     float* act;
     float* shared_act;
     std::int64_t stride, shared_stride;
-    int top_k, width, shared_width, count;  ///< `width`: intermediate rows held here; `count` of experts
-    int copies;                             ///< units of each expert that a block works on, 1 or 2
+    int top_k, members;  ///< experts of a row: the chosen ones, and the shared one where there is one
+    int width, shared_width, count;  ///< `width`: intermediate rows held here; `count` of experts
+    int copies;                      ///< units of each expert that a block works on, 1 or 2
 };
 
 /// What a block found out about its row.
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __
     __shared__ Choice choice;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
     if (!kRoute || blockIdx.x != 0) start_next();  // the first block publishes the choice before
-    const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.top_k + 1, workers = members * a.copies;
+    const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.members, workers = members * a.copies;
     if constexpr (kRoute)
         if (warp < 0) {
             await_previous();
@@ -168,11 +169,12 @@ bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const 
                       std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card,
                       cudaStream_t stream) {
     constexpr int kSets = 2;
+    const bool has_shared = shared.rows != 0;
     const auto whole = [](const MatrixView& m) {
-        return m.rows != 0 && near(m) && m.cols == kSets * 32 * num::kChunk &&
-               m.rows / 2 % (expert_rows(m.format) / 2) == 0;
+        return near(m) && m.cols == kSets * 32 * num::kChunk && m.rows / 2 % (expert_rows(m.format) / 2) == 0;
     };
-    if (!whole(routed) || !whole(shared) || !aligned(x) || routes.top_k < 1 || routes.top_k > kMostTop)
+    if (routed.rows == 0 || !whole(routed) || (has_shared && !whole(shared)) || !aligned(x) ||
+        routes.top_k < 1 || routes.top_k > kMostTop)
         return false;
     if (logits && (experts > kMostRouted || routes.top_k > experts)) return false;
     UpTask a{groups_of(routed),
@@ -187,12 +189,13 @@ bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const 
              stride,
              shared_stride,
              routes.top_k,
+             routes.top_k + (has_shared ? 1 : 0),
              routed.rows / 2,
              shared.rows / 2,
              experts,
              1};
     return with_format<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>(
-        routed, shared, [&](auto format) {
+        routed, has_shared ? shared : routed, [&](auto format) {
             constexpr Format F = format();
             constexpr auto most_bytes = [](int workers) {
                 return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
@@ -204,7 +207,7 @@ bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const 
             static_cast<void>(allowed);
             const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
             a.copies = units > card.multiprocessors ? 2 : 1;
-            const int workers = a.copies * (a.top_k + 1);
+            const int workers = a.copies * a.members;
             // As in experts.cu: a kernel that chose the experts has ended before this one lets the next
             // begin.
             launch_when(

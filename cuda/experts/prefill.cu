@@ -102,18 +102,19 @@ __global__ void __launch_bounds__(kThreads)
         for (int c = thread; c < choices; c += kThreads) order[atomicAdd(&next[experts_of[c]], 1)] = c;
 }
 
-/// out[t][column] = the sum over the row's experts in rising id, then the shared expert. One block of columns
-/// a row.
+/// out[t][column] = the sum over the row's experts in rising id, then the shared expert (no gate: there is
+/// none). One block of columns a row.
 __global__ void combine(const float* results, const float* shared_results, const float* weights,
                         const float* shared_gate, int top_k, int columns, std::int64_t pitch, float* out,
                         std::int64_t stride) {
     const std::int64_t t = blockIdx.x;
-    const float shared_weight = num::sigmoid(shared_gate[t]);
+    const float shared_weight = shared_gate ? num::sigmoid(shared_gate[t]) : 0.0f;
     for (int i = static_cast<int>(threadIdx.x); i < columns; i += static_cast<int>(blockDim.x)) {
         float sum = 0.0f;
         for (int k = 0; k < top_k; ++k)
             sum = num::expert_add(weights[t * top_k + k], results[(t * top_k + k) * pitch + i], sum);
-        out[t * stride + i] = num::expert_add(shared_weight, shared_results[t * pitch + i], sum);
+        if (shared_gate) sum = num::expert_add(shared_weight, shared_results[t * pitch + i], sum);
+        out[t * stride + i] = sum;
     }
 }
 
@@ -165,12 +166,12 @@ std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t expe
         .bytes;
 }
 
-void experts_up_many(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* x,
+void experts_up_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                      std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                      std::int64_t shared_stride, Scratch scratch, cudaStream_t stream) {
     TileTask a;
     a.matrices[0].m = cuda_matrix(routed).view();
-    a.matrices[1].m = cuda_matrix(shared).view();
+    a.matrices[1].m = view_of(shared);
     const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
     const std::int64_t cols = r.rows ? r.cols : s.cols;
     const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, rows, 0, cols, 0, 0, 0);
@@ -194,19 +195,19 @@ void experts_up_many(const Matrix& routed, const Matrix& shared, const Routes& r
     launch_sides(TileKind::up, a, grid(r.rows), grid(s.rows), l, stream);
 }
 
-void experts_down_many(const Matrix& routed, const Matrix& shared, const Routes& routes, const float* act,
+void experts_down_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                        const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                        std::int64_t stride, Scratch scratch, cudaStream_t stream) {
     TileTask a;
     a.matrices[0].m = cuda_matrix(routed).view();
-    a.matrices[1].m = cuda_matrix(shared).view();
+    a.matrices[1].m = view_of(shared);
     const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
     const std::int64_t choices = rows * routes.top_k;
     const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, choices, rows, r.cols, s.cols,
                                choices + rows, r.rows);
-    sort(routes, rows, routed.groups, true, true, l, stream);
+    sort(routes, rows, routed.groups, true, shared, l, stream);
     if (is_4bit(r.format)) code_rows(act, choices, r.cols, l.coded, stream);
-    if (is_4bit(s.format)) code_rows(shared_act, rows, s.cols, l.shared_coded, stream);
+    if (shared && is_4bit(s.format)) code_rows(shared_act, rows, s.cols, l.shared_coded, stream);
     // As many output columns at a time as the scratch memory holds results of.
     const std::int64_t whole = (r.rows + kTileRows - 1) / kTileRows * kTileRows;
     const std::int64_t fit =
@@ -229,7 +230,7 @@ void experts_down_many(const Matrix& routed, const Matrix& shared, const Routes&
         a.first_row = static_cast<int>(first);
         const auto columns = static_cast<int>(std::min(slice, r.rows - first)),
                    tiles = (columns + kTileRows - 1) / kTileRows;
-        launch_sides(TileKind::down, a, tiles, tiles, l, stream);
+        launch_sides(TileKind::down, a, tiles, shared ? tiles : 0, l, stream);
         launch("combine experts", combine, dim3(static_cast<unsigned>(rows)), dim3(256), 0, stream, l.results,
                a.matrices[1].out, routes.weights, shared_gate, routes.top_k, columns, slice, out + first,
                stride);

@@ -268,25 +268,25 @@ public:
     void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                     std::int64_t shared_stride) override {
-        const auto need =
-            experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared->cols));
-        cuda::experts_up(routed, *shared, routes, x, rows, act, stride, shared_act, shared_stride, card_,
+        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
+                                             std::max(routed.cols, shared ? shared->cols : 0));
+        cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_,
                          scratch(need), stream_.get());
     }
     void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
                   const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
                   float* shared_act, std::int64_t shared_stride) override {
-        const auto need =
-            experts_up_scratch(rows, routes.top_k, routed.groups, std::max(routed.cols, shared->cols));
-        cuda::route_up(logits, experts, routed, *shared, routes, x, rows, act, stride, shared_act,
+        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
+                                             std::max(routed.cols, shared ? shared->cols : 0));
+        cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act,
                        shared_stride, card_, scratch(need), stream_.get());
     }
     void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override {
-        const auto need =
-            experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols, shared->cols, routed.rows);
-        cuda::experts_down(routed, *shared, routes, act, shared_act, shared_gate, rows, out, stride, card_,
+        const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols,
+                                               shared ? shared->cols : 0, routed.rows);
+        cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_,
                            scratch(need), stream_.get());
     }
     void add(const float* h, const float* y, float* sum, std::int64_t n) override {

@@ -35,11 +35,17 @@ struct AttentionCase {
             cos.push_back(std::cos(angle)), sin.push_back(std::sin(angle));
         }
     }
+    AttentionCase ungated() const {
+        AttentionCase c = *this;
+        c.t.gated = false;
+        return c;
+    }
+    std::int64_t query_width() const { return std::int64_t{t.query_heads} * cuda::query_pitch(t); }
     std::string name() const {
         return "attention " + std::to_string(t.query_heads) + "/" + std::to_string(t.kv_heads) + " x " +
                std::to_string(t.head_dim) +
                (t.first_query_head ? " from head " + std::to_string(t.first_query_head) : "") + ", " +
-               std::string(name_of(t.kv));
+               std::string(name_of(t.kv)) + (t.gated ? "" : ", no gate");
     }
     /// Earlier positions of each slot hold values, the others NaNs: nothing may be read there.
     std::vector<std::uint8_t> cache(std::uint64_t seed, const std::vector<int>& lengths) const {
@@ -78,8 +84,7 @@ struct AttentionCase {
     };
     Inputs inputs(std::int64_t rows) const {
         Random random(78);
-        return {random.floats(rows * t.query_heads * 2 * t.head_dim, 3.0f),
-                random.floats(rows * t.kv_heads * t.head_dim),
+        return {random.floats(rows * query_width(), 3.0f), random.floats(rows * t.kv_heads * t.head_dim),
                 random.floats(rows * t.kv_heads * t.head_dim, 2.0f)};
     }
     std::int64_t stride() const { return std::int64_t{t.query_heads} * t.head_dim + gap; }
@@ -87,7 +92,7 @@ struct AttentionCase {
     template <class Step> void over(const std::vector<std::vector<Row>>& steps, Step step) const {
         std::int64_t at = 0;
         for (const auto& rows : steps) {
-            step(rows, at, at * t.query_heads * 2 * t.head_dim, at * t.kv_heads * t.head_dim);
+            step(rows, at, at * query_width(), at * t.kv_heads * t.head_dim);
             at += static_cast<std::int64_t>(rows.size());
         }
     }
@@ -159,7 +164,9 @@ void check_attention_shortly() {
     check_e4m3();
     for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
         const AttentionCase cases[] = {{4, 2, 0, 0, 2, 256, 64, kv, 301, 3, 3},
-                                       {5, 1, 3, 0, 8, 72, 24, kv, 301, 3}};
+                                       {5, 1, 3, 0, 8, 72, 24, kv, 301, 3},
+                                       AttentionCase(8, 1, 8, 1, 8, 128, 128, kv, 301, 3).ungated(),
+                                       AttentionCase(5, 1, 3, 0, 8, 72, 24, kv, 301, 3, 1).ungated()};
         for (const AttentionCase& c : cases) {
             c.check("9 rows from 250", steps_of(1, 250, 9, 9));
             c.check("a row of each of 3 slots",
@@ -175,11 +182,15 @@ void check_attention_wholly() {
     check_e4m3();
     for (const KvType kv : {KvType::fp32, KvType::bf16, KvType::fp8}) {
         // 300 rows from position 230 cross 256 and 512; the capacity is no multiple of anything.
-        const AttentionCase cases[] = {
-            {16, 2, 0, 0, 8, 256, 64, kv, 701, 3},  {4, 2, 0, 0, 2, 256, 64, kv, 701, 3, 3},
-            {4, 2, 0, 0, 2, 16, 4, kv, 701, 3},     {5, 1, 3, 0, 8, 128, 128, kv, 701, 3},
-            {7, 2, 5, 0, 8, 64, 16, kv, 701, 3, 1}, {20, 1, 0, 0, 20, 72, 24, kv, 701, 3},
-            {3, 3, 2, 2, 1, 32, 32, kv, 701, 3}};
+        const AttentionCase cases[] = {{16, 2, 0, 0, 8, 256, 64, kv, 701, 3},
+                                       {4, 2, 0, 0, 2, 256, 64, kv, 701, 3, 3},
+                                       {4, 2, 0, 0, 2, 16, 4, kv, 701, 3},
+                                       {5, 1, 3, 0, 8, 128, 128, kv, 701, 3},
+                                       {7, 2, 5, 0, 8, 64, 16, kv, 701, 3, 1},
+                                       {20, 1, 0, 0, 20, 72, 24, kv, 701, 3},
+                                       {3, 3, 2, 2, 1, 32, 32, kv, 701, 3},
+                                       AttentionCase(32, 4, 0, 0, 8, 128, 128, kv, 701, 3).ungated(),
+                                       AttentionCase(7, 2, 5, 0, 8, 64, 16, kv, 701, 3, 1).ungated()};
         for (const AttentionCase& c : cases) {
             for (const int n : {1, 2, 7, 33, 300})
                 c.check(std::to_string(n) + " rows from 230", steps_of(1, 230, n, n));

@@ -161,6 +161,8 @@ void check_mixed(Place& p) {
 struct Heads {
     int query_heads, kv_heads, group, dim, rotary;
     KvType kv;
+    bool gated = true;
+    int pitch() const { return gated ? 2 * dim : dim; }
 };
 
 /// A model's attention with inputs of one slot's rows; runs any part of its heads.
@@ -174,7 +176,7 @@ public:
             for (float& x : v) x = d(p.random);
             return v;
         };
-        qg_ = floats(rows * h.query_heads * 2 * h.dim, -2, 2);
+        qg_ = floats(rows * h.query_heads * h.pitch(), -2, 2);
         k_ = floats(rows * h.kv_heads * h.dim, -2, 2);
         v_ = floats(rows * h.kv_heads * h.dim, -2, 2);
         norm_ = upload(gpu_, floats(h.dim, 0.8f, 1.2f));
@@ -199,7 +201,7 @@ public:
         t.group = h_.group, t.head_dim = h_.dim, t.rotary_dim = h_.rotary, t.eps = 1e-6f;
         t.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(h_.dim)));
         t.q_norm = t.k_norm = norm_.data(), t.cos = cos_.data(), t.sin = sin_.data();
-        t.kv = h_.kv, t.capacity = capacity_;
+        t.kv = h_.kv, t.gated = h_.gated, t.capacity = capacity_;
         if (h_.kv == KvType::fp8) t.k_scale = 0.01f, t.v_scale = 0.006f;
         // What was never written are NaNs.
         const std::vector<std::uint8_t> unset(
@@ -218,8 +220,8 @@ public:
                     const auto start = from.begin() + position * all + first;
                     to.insert(to.end(), start, start + count);
                 };
-                part(qg, qg_, std::int64_t{h_.query_heads} * 2 * h_.dim, std::int64_t{begin} * 2 * h_.dim,
-                     std::int64_t{heads} * 2 * h_.dim);
+                part(qg, qg_, std::int64_t{h_.query_heads} * h_.pitch(), std::int64_t{begin} * h_.pitch(),
+                     std::int64_t{heads} * h_.pitch());
                 part(k, k_, std::int64_t{h_.kv_heads} * h_.dim, std::int64_t{kv_begin} * h_.dim,
                      std::int64_t{kvs} * h_.dim);
                 part(v, v_, std::int64_t{h_.kv_heads} * h_.dim, std::int64_t{kv_begin} * h_.dim,
@@ -257,7 +259,8 @@ private:
 void check_attention(Place& p, const Heads& h) {
     const std::int64_t kRows = short_form() ? 70 : 300;
     const std::string name = "attention " + std::to_string(h.query_heads) + "/" + std::to_string(h.kv_heads) +
-                             " x " + std::to_string(h.dim) + ", " + std::string(name_of(h.kv));
+                             " x " + std::to_string(h.dim) + ", " + std::string(name_of(h.kv)) +
+                             (h.gated ? "" : ", no gate");
     AttentionRun run(p, h, kRows);
     const auto exact = run.run(false, {kRows}, 0, h.query_heads, false),
                fast = run.run(true, {kRows}, 0, h.query_heads, false);
@@ -413,12 +416,14 @@ int main(int argc, char** argv) {
             if (short_form()) {
                 check_attention(p, {4, 2, 2, 256, 64, kv});
                 check_attention(p, {3, 1, 3, 72, 24, kv});
+                check_attention(p, {8, 1, 8, 128, 128, kv, false});
                 continue;
             }
             check_attention(p, {16, 2, 8, 256, 64, kv});
             check_attention(p, {4, 2, 2, 16, 4, kv});
             check_attention(p, {6, 1, 6, 72, 24, kv});
             check_attention(p, {3, 3, 1, 128, 128, kv});
+            check_attention(p, {32, 4, 8, 128, 128, kv, false});
         }
         if (!short_form() && (argc < 2 || std::string(argv[1]) != "--quick")) time_all(p);
         return tally.finish();

@@ -79,6 +79,7 @@ struct MoeShape {
     Format routed, shared;
     std::int64_t experts, hidden, width, shared_width, own, own_shared, own_down, rows;
     int top_k;
+    bool any_shared = true;  ///< false: the model has no shared expert
 };
 
 void check_experts(Pair& p, const MoeShape& s) {
@@ -112,18 +113,20 @@ void check_experts(Pair& p, const MoeShape& s) {
         // This rank's columns of act, then the whole act as other ranks would have gathered it.
         DeviceArray<float> own_act(b, s.rows * s.top_k * s.width, "check"),
             own_shared_act(b, s.rows * s.shared_width, "check"), out(b, s.rows * (s.own_down + 5), "check");
-        b.experts_up(*m_up, m_shared_up.get(), routes, in.data(), s.rows, own_act.data(), s.width,
-                     own_shared_act.data(), s.shared_width);
-        b.experts_down(*m_down, m_shared_down.get(), routes, act.data(), shared_act.data(), gate.data(),
-                       s.rows, out.data(), s.own_down + 5);
+        const auto if_shared = [&](auto* p) { return s.any_shared ? p : nullptr; };
+        b.experts_up(*m_up, if_shared(m_shared_up.get()), routes, in.data(), s.rows, own_act.data(), s.width,
+                     if_shared(own_shared_act.data()), s.shared_width);
+        b.experts_down(*m_down, if_shared(m_shared_down.get()), routes, act.data(),
+                       if_shared(shared_act.data()), if_shared(gate.data()), s.rows, out.data(),
+                       s.own_down + 5);
         ids[side] = download(b, experts.data(), experts.size());
         {
             DeviceArray<std::int32_t> chosen(b, experts.size(), "check");
             DeviceArray<float> fused_weights(b, weights.size(), "check"),
                 fused_act(b, own_act.size(), "check"), fused_shared(b, own_shared_act.size(), "check");
-            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, m_shared_up.get(),
+            b.route_up(l.data(), static_cast<int>(s.experts), *m_up, if_shared(m_shared_up.get()),
                        {chosen.data(), fused_weights.data(), s.top_k}, in.data(), s.rows, fused_act.data(),
-                       s.width, fused_shared.data(), s.shared_width);
+                       s.width, if_shared(fused_shared.data()), s.shared_width);
             const auto more = download(b, chosen.data(), chosen.size());
             ids[side].insert(ids[side].end(), more.begin(), more.end());
             for (const auto* a : {&fused_weights, &fused_act, &fused_shared}) {
@@ -136,7 +139,8 @@ void check_experts(Pair& p, const MoeShape& s) {
             results[side].insert(results[side].end(), v.begin(), v.end());
         }
     }
-    const std::string what = std::string(name_of(s.routed)) + " + " + std::string(name_of(s.shared)) + ", " +
+    const std::string what = std::string(name_of(s.routed)) + " + " +
+                             (s.any_shared ? std::string(name_of(s.shared)) : "no shared expert") + ", " +
                              std::to_string(s.top_k) + " of " + text({s.experts, s.own, s.hidden}) +
                              ", shared " + text({s.own_shared}) + ", down " +
                              text({s.own_down, s.width, s.shared_width}) + ", " + std::to_string(s.rows) +
@@ -368,6 +372,15 @@ void check_all(Pair& p) {
             for (const Format f : kFormats)
                 check_experts(p, {f, f, 40, 2048, 512, 512, 8, 12, 72, r, r == 1 ? 8 : 7});
         if (r < 16) check_experts(p, {Format::nvfp4, Format::nvfp4, 8, 2048, 512, 512, 200, 8, 16, r, 8});
+        for (const Format f : kFormats) {
+            check_experts(p, {f, f, 16, 256, 64, 64, 64, 64, 256, r, 4, false});
+            if (r < 16)  // the sizes of Qwen3-30B-A3B across a row
+                check_experts(p, {f, f, 40, 2048, 768, 64, 8, 8, 72, r, r == 1 ? 8 : 7, false});
+        }
+        if (r < 16)
+            check_experts(p, {Format::nvfp4, Format::nvfp4, 8, 2048, 512, 64, 200, 8, 16, r, 8, false});
+        if (!p.quick && r < 100)
+            check_experts(p, {Format::nvfp4, Format::nvfp4, 128, 2048, 768, 64, 768, 64, 2048, r, 8, false});
         if (!p.quick && r < 100)
             check_experts(p, {Format::nvfp4, Format::nvfp4, 64, 2048, 512, 512, 512, 512, 2048, r, 8});
     }
