@@ -174,6 +174,39 @@ BOOST_AUTO_TEST_CASE(stored_outputs_of_the_fp8_model) {
                                                       << " (relative)");
 }
 
+BOOST_AUTO_TEST_CASE(stored_outputs_of_the_qwen3_moe_models) {
+    for (const std::string variant : {"qwen3-moe-bf16", "qwen3-moe-fp8", "qwen3-moe-nvfp4"}) {
+        const PlainReference model(kData / ("tiny-" + variant));
+        const ReferenceFiles files(kData / "references", variant);
+        double worst = 0, full = 0, blocks = 0;
+        for (const auto& prompt : files.prompts())
+            worst = std::max(worst, compare_prompt(model, files, prompt));
+        const auto& capital = files.prompt("capital");
+        auto ids = capital.prompt_ids;
+        ids.insert(ids.end(), capital.greedy_ids.begin(), capital.greedy_ids.end() - 1);
+        const auto logits = model.logits(ids, capital.greedy_ids.size());
+        const auto stored = files.floats("capital.logits");
+        BOOST_REQUIRE_EQUAL(stored.size(), logits.size() * logits[0].size());
+        for (std::size_t i = 0; i < stored.size(); ++i)
+            full = std::max(
+                full, std::fabs(logits[i / logits[0].size()][i % logits[0].size()] - double{stored[i]}));
+        BOOST_TEST(full < 2e-4);
+        const auto trace = model.trace(files.ids("trace.prompt_ids"));
+        BOOST_TEST(compare_hidden(trace, files) < 1e-5);
+        for (std::size_t i = 0; i < trace.layers.size(); ++i) {
+            const auto at = ".layer" + std::to_string(i);
+            const auto& layer = trace.layers[i];
+            blocks = std::max(
+                {blocks, relative_difference(layer.mixer, files.floats("trace.mixer" + at)),
+                 relative_difference(layer.moe, files.floats("trace.moe" + at)),
+                 relative_difference(layer.router_logits, files.floats("trace.router_logits" + at))});
+        }
+        BOOST_TEST(blocks < 1e-5);
+        BOOST_TEST_MESSAGE("tiny-" << variant << ": top logits within " << worst << ", whole rows within "
+                                   << full << ", blocks within " << blocks << " (relative)");
+    }
+}
+
 BOOST_AUTO_TEST_CASE(codes_have_their_published_values) {
     const std::pair<unsigned, double> known[] = {{0x00, 0},   {0x01, 0x1p-9}, {0x08, 0x1p-6},
                                                  {0x38, 1},   {0x3c, 1.5},    {0x77, 240},
@@ -297,9 +330,10 @@ BOOST_AUTO_TEST_CASE(every_format_stays_near_the_weights_it_stores) {
 }
 
 BOOST_AUTO_TEST_CASE(generated_models_have_lively_logits) {
-    for (const Layout layout : kAllLayouts) {
-        TinySpec spec;
-        spec.layout = layout;
+    std::vector<TinySpec> specs{TinySpec::qwen3(), TinySpec::qwen3(Layout::fp8_block),
+                                TinySpec::qwen3(Layout::modelopt_nvfp4)};
+    for (const Layout layout : kAllLayouts) specs.emplace_back().layout = layout;
+    for (const TinySpec& spec : specs) {
         const TemporaryDirectory dir;
         write_tiny_model(dir.path(), spec);
         const PlainReference model(dir.path());
@@ -331,8 +365,9 @@ BOOST_AUTO_TEST_CASE(generated_models_have_lively_logits) {
             BOOST_TEST(std::sqrt(mixer / hidden) > 0.1);
             BOOST_TEST(std::sqrt(moe / hidden) > 0.1);
         }
-        BOOST_TEST_MESSAGE(name_of(layout) << ": median margin " << margins[32] << ", smallest " << margins[0]
-                                           << ", " << winners.size() << " different winners of 64");
+        BOOST_TEST_MESSAGE((spec.qwen3_moe ? "Qwen3 MoE " : "")
+                           << name_of(spec.layout) << ": median margin " << margins[32] << ", smallest "
+                           << margins[0] << ", " << winners.size() << " different winners of 64");
     }
 }
 

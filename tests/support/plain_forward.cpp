@@ -77,19 +77,26 @@ void PlainReference::read_config(const std::filesystem::path& directory) {
     heads_ = integer("num_attention_heads");
     kv_heads_ = integer("num_key_value_heads");
     head_dim_ = integer("head_dim");
+    experts_ = integer("num_experts");
+    top_k_ = integer("num_experts_per_tok");
+    eps_ = double(text["rms_norm_eps"]);
+    tied_ = bool(root["tie_word_embeddings"]);
+    qwen3_moe_ = std::string_view(root["model_type"]) == "qwen3_moe";
+    if (qwen3_moe_) {
+        theta_ = double(text["rope_theta"]);
+        rotary_ = head_dim_;
+        attention_layers_.assign(static_cast<std::size_t>(integer("num_hidden_layers")), true);
+        return;
+    }
     key_heads_ = integer("linear_num_key_heads");
     value_heads_ = integer("linear_num_value_heads");
     key_dim_ = integer("linear_key_head_dim");
     value_dim_ = integer("linear_value_head_dim");
     taps_ = integer("linear_conv_kernel_dim");
-    experts_ = integer("num_experts");
-    top_k_ = integer("num_experts_per_tok");
-    eps_ = double(text["rms_norm_eps"]);
     const auto rope = text["rope_parameters"];
     theta_ = rope["rope_theta"].is_double() ? double(rope["rope_theta"])
                                             : static_cast<double>(std::int64_t(rope["rope_theta"]));
     rotary_ = static_cast<int>(head_dim_ * double(rope["partial_rotary_factor"]));
-    tied_ = bool(root["tie_word_embeddings"]);
     for (const std::string_view kind : simdjson::dom::array(text["layer_types"]))
         attention_layers_.push_back(kind == "full_attention");
 }
@@ -121,9 +128,11 @@ PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, 
         l.gated_norm = vector("linear_attn.norm.weight");
     }
     l.router = matrix("mlp.gate");
-    l.shared_gate = matrix("mlp.shared_expert_gate");
-    l.shared = {matrix("mlp.shared_expert.gate_proj"), matrix("mlp.shared_expert.up_proj"),
-                matrix("mlp.shared_expert.down_proj")};
+    if (!qwen3_moe_) {
+        l.shared_gate = matrix("mlp.shared_expert_gate");
+        l.shared = {matrix("mlp.shared_expert.gate_proj"), matrix("mlp.shared_expert.up_proj"),
+                    matrix("mlp.shared_expert.down_proj")};
+    }
     if (files.find(p + "mlp.experts.gate_up_proj")) {
         const auto gate_up = plain_stack(files, p + "mlp.experts.gate_up_proj");
         auto down = plain_stack(files, p + "mlp.experts.down_proj");
@@ -142,25 +151,26 @@ PlainReference::Layer PlainReference::read_layer(const PlainSafetensors& files, 
     return l;
 }
 
-/// x / rms(x) * (1 + weight): weights are stored zero-centred.
+/// x / rms(x) * (1 + weight), where weights are stored zero-centred; * weight in Qwen3 MoE.
 PlainMatrix PlainReference::rms_norm(const PlainMatrix& x, const std::vector<double>& weight) const {
     PlainMatrix y(x.rows, x.cols);
     for (std::int64_t t = 0; t < x.rows; ++t) {
         const double s = 1.0 / std::sqrt(dot(x[t], x[t], x.cols) / static_cast<double>(x.cols) + eps_);
         for (std::int64_t i = 0; i < x.cols; ++i)
-            y[t][i] = x[t][i] * s * (1.0 + weight[static_cast<std::size_t>(i)]);
+            y[t][i] = x[t][i] * s * ((qwen3_moe_ ? 0.0 : 1.0) + weight[static_cast<std::size_t>(i)]);
     }
     return y;
 }
 
 PlainMatrix PlainReference::attention(const Layer& l, const PlainMatrix& x, PlainTrace::Layer& out) const {
     const std::int64_t n = x.rows, d = head_dim_;
-    const PlainMatrix qg = apply(l.q, x);
+    const PlainMatrix qg = apply(l.q, x);  // a gate follows each head's query
+    const std::int64_t pitch = qwen3_moe_ ? d : 2 * d;
     PlainMatrix query(n, heads_ * d), mixed(n, heads_ * d);
     out.keys = apply(l.k, x);
     out.values = apply(l.v, x);
     for (std::int64_t t = 0; t < n; ++t)
-        for (int h = 0; h < heads_; ++h) std::copy_n(qg[t] + 2 * d * h, d, query[t] + d * h);
+        for (int h = 0; h < heads_; ++h) std::copy_n(qg[t] + pitch * h, d, query[t] + d * h);
 
     const auto norm_and_rotate = [&](PlainMatrix& m, int heads, const std::vector<double>& weight) {
         for (std::int64_t t = 0; t < n; ++t)
@@ -201,7 +211,8 @@ PlainMatrix PlainReference::attention(const Layer& l, const PlainMatrix& x, Plai
             for (std::int64_t s = 0; s <= t; ++s)
                 for (std::int64_t i = 0; i < d; ++i)
                     mixed[t][d * h + i] += p[static_cast<std::size_t>(s)] / sum * out.values[s][kv + i];
-            for (std::int64_t i = 0; i < d; ++i) mixed[t][d * h + i] *= sigmoid(qg[t][2 * d * h + d + i]);
+            for (std::int64_t i = 0; i < d && !qwen3_moe_; ++i)
+                mixed[t][d * h + i] *= sigmoid(qg[t][pitch * h + d + i]);
         }
     return apply(l.out, mixed);
 }
@@ -263,14 +274,18 @@ PlainMatrix PlainReference::mixture(const Layer& l, const PlainMatrix& x, PlainT
         for (std::size_t i = 0; i < act.v.size(); ++i) act.v[i] = silu(act.v[i]) * up.v[i];
         return apply(e.down, act);
     };
-    PlainMatrix y = run(l.shared, x);
-    const PlainMatrix gate = apply(l.shared_gate, x);
+    PlainMatrix y(x.rows, x.cols);
+    if (!qwen3_moe_) {
+        const PlainMatrix gate = apply(l.shared_gate, x);
+        y = run(l.shared, x);
+        for (std::int64_t t = 0; t < x.rows; ++t)
+            for (std::int64_t i = 0; i < x.cols; ++i) y[t][i] *= sigmoid(gate[t][0]);
+    }
     out.router_logits = apply(l.router, x);
     out.router_weights = PlainMatrix(x.rows, top_k_);
     out.router_experts.resize(static_cast<std::size_t>(x.rows));
     for (std::int64_t t = 0; t < x.rows; ++t) {
         const double* logits = out.router_logits[t];
-        for (std::int64_t i = 0; i < x.cols; ++i) y[t][i] *= sigmoid(gate[t][0]);
         auto& order = out.router_experts[static_cast<std::size_t>(t)];
         order.resize(static_cast<std::size_t>(experts_));
         std::iota(order.begin(), order.end(), 0);

@@ -70,6 +70,7 @@ private:
         value_dim_ = 0, taps_ = 0, experts_ = 0, top_k_ = 0;
     double theta_ = 0, eps_ = 0;
     bool tied_ = false;
+    bool qwen3_moe_ = false;  ///< no output gate, no shared expert, norm weights as they multiply
     PlainMatrix embedding_, head_;
     std::vector<double> norm_;
     std::vector<Layer> layers_;

@@ -31,6 +31,25 @@ std::string name_list(const std::vector<std::string>& names) {
     return "[" + s + "]";
 }
 
+/// config.json of Qwen3 MoE but for the brackets, with the keys of Qwen3-30B-A3B.
+std::string qwen3_keys(const TinySpec& s) {
+    std::ostringstream o;
+    o << "\"architectures\": [\"Qwen3MoeForCausalLM\"],\n\"model_type\": \"qwen3_moe\",\n"
+      << "\"attention_bias\": false,\n\"bos_token_id\": null,\n\"decoder_sparse_step\": 1,\n"
+      << "\"eos_token_id\": 303,\n\"head_dim\": " << s.head_dim << ",\n\"hidden_act\": \"silu\",\n"
+      << "\"hidden_size\": " << s.hidden << ",\n\"intermediate_size\": " << 3 * s.hidden << ",\n"
+      << "\"max_position_embeddings\": " << s.max_positions << ",\n\"mlp_only_layers\": [],\n"
+      << "\"moe_intermediate_size\": " << s.expert_width << ",\n\"norm_topk_prob\": true,\n"
+      << "\"num_attention_heads\": " << s.heads << ",\n\"num_experts\": " << s.experts << ",\n"
+      << "\"num_experts_per_tok\": " << s.top_k << ",\n\"num_hidden_layers\": " << s.layers << ",\n"
+      << "\"num_key_value_heads\": " << s.kv_heads << ",\n\"rms_norm_eps\": 1e-06,\n"
+      << "\"rope_scaling\": null,\n\"rope_theta\": " << static_cast<std::int64_t>(s.rope_theta) << ".0,\n"
+      << "\"sliding_window\": null,\n\"use_sliding_window\": false,\n"
+      << "\"tie_word_embeddings\": " << (s.tied_embeddings ? "true" : "false") << ",\n"
+      << "\"torch_dtype\": \"bfloat16\",\n\"vocab_size\": " << s.vocab;
+    return o.str();
+}
+
 std::string text_keys(const TinySpec& s, const std::string& model_type) {
     std::vector<std::string> kinds;
     for (int i = 0; i < s.layers; ++i)
@@ -74,7 +93,8 @@ std::vector<std::string> unquantized(const TinySpec& s) {
     std::vector<std::string> names{"lm_head", s.prefix + "embed_tokens"};
     for (int i = 0; i < s.layers; ++i) {
         const std::string p = s.prefix + "layers." + std::to_string(i) + ".";
-        names.insert(names.end(), {p + "mlp.gate", p + "mlp.shared_expert_gate"});
+        names.push_back(p + "mlp.gate");
+        if (!s.qwen3_moe) names.push_back(p + "mlp.shared_expert_gate");
         if (!s.is_attention(i))
             for (const char* m : {"conv1d", "in_proj_a", "in_proj_b"})
                 names.push_back(p + "linear_attn." + m);
@@ -128,7 +148,9 @@ std::string read_text(const std::filesystem::path& file) {
 
 std::string tiny_config_json(const TinySpec& s) {
     std::string o = "{\n";
-    if (s.flat_config) {
+    if (s.qwen3_moe) {
+        o += qwen3_keys(s);
+    } else if (s.flat_config) {
         o += "\"architectures\": [\"Qwen3_5MoeForCausalLM\"],\n" + text_keys(s, "qwen3_5_moe_text");
     } else {
         o +=

@@ -103,7 +103,8 @@ public:
             const bool fused = spec_.layout == Layout::bf16_fused || spec_.fp8_fused_experts;
             layer(i, spec_.is_attention(i), s.expert, s.shared, fused);
         }
-        vector(spec_.prefix + "norm.weight", "norm", h, -0.3, 0.3);
+        const double stored = spec_.qwen3_moe ? 1 : 0;
+        vector(spec_.prefix + "norm.weight", "norm", h, stored - 0.3, stored + 0.3);
         // Gain 3: the largest of 320 logits then stands clear of the second in most positions.
         if (!spec_.tied_embeddings)
             store(store_matrix("lm_head", storages_of(spec_, 0).head, spec_.form, spec_.vocab, h,
@@ -121,6 +122,12 @@ private:
 
     void vector(const std::string& name, const std::string& role, std::int64_t n, double low, double high) {
         tensor(name, spec_.vector_dtype, {n}, uniform(spec_, role, n, low, high));
+    }
+
+    /// Around 1 when multiplied; Qwen3.5 stores what is added to 1.
+    void norm(const std::string& name, std::int64_t n, double low, double high) {
+        const double stored = spec_.qwen3_moe ? 1 : 0;
+        layer_vector(name, n, low + stored, high + stored);
     }
 
     void layer_vector(const std::string& name, std::int64_t n, double low, double high) {
@@ -184,16 +191,16 @@ private:
         const auto projection = [&](int turn) {
             return index < 0 ? Storage::bf16 : projection_storage(spec_, index, turn);
         };
-        layer_vector("input_layernorm.weight", h, -0.3, 0.3);
+        norm("input_layernorm.weight", h, -0.3, 0.3);
         if (attention) {
             const std::int64_t d = spec_.head_dim, q = spec_.heads * d, kv = spec_.kv_heads * d;
-            matrix("self_attn.q_proj", projection(0), 2 * q, h);
+            matrix("self_attn.q_proj", projection(0), spec_.qwen3_moe ? q : 2 * q, h);
             matrix("self_attn.k_proj", projection(1), kv, h);
             matrix("self_attn.v_proj", projection(2), kv, h);
             matrix("self_attn.o_proj", projection(3), h, q, 2);
             // Weights above 1 sharpen the attention, so that positions matter.
-            layer_vector("self_attn.q_norm.weight", d, 0.0, 0.8);
-            layer_vector("self_attn.k_norm.weight", d, 0.0, 0.8);
+            norm("self_attn.q_norm.weight", d, 0.0, 0.8);
+            norm("self_attn.k_norm.weight", d, 0.0, 0.8);
         } else {
             const auto value = spec_.value_channels(), channels = 2 * spec_.key_channels() + value;
             matrix("linear_attn.in_proj_qkv", projection(0), channels, h);
@@ -207,15 +214,15 @@ private:
             layer_vector("linear_attn.norm.weight", spec_.value_dim, 0.7, 1.3);
             matrix("linear_attn.out_proj", projection(2), h, value);
         }
-        layer_vector("post_attention_layernorm.weight", h, -0.3, 0.3);
+        norm("post_attention_layernorm.weight", h, -0.3, 0.3);
         matrix("mlp.gate", Storage::bf16, spec_.experts, h, 2);
-        matrix("mlp.shared_expert_gate", Storage::bf16, 1, h);
+        if (!spec_.qwen3_moe) matrix("mlp.shared_expert_gate", Storage::bf16, 1, h);
         if (fused) fused_experts(expert_storage);
         else
             for (int e = 0; e < spec_.experts; ++e)
                 expert("mlp.experts." + std::to_string(e) + ".", expert_storage, spec_.expert_width,
                        "mlp.experts");
-        expert("mlp.shared_expert.", shared_storage, spec_.shared_width, "");
+        if (!spec_.qwen3_moe) expert("mlp.shared_expert.", shared_storage, spec_.shared_width, "");
     }
 
     /// One attention layer and its joints. BF16, except in FP8 block checkpoints with per-expert tensors, as
@@ -279,6 +286,22 @@ TinySpec TinySpec::wide() {
     s.hidden = 256;
     s.expert_width = s.shared_width = 512;
     s.layout = Layout::fp8_block;
+    return s;
+}
+
+TinySpec TinySpec::qwen3(Layout layout) {
+    TinySpec s;
+    s.qwen3_moe = s.flat_config = true;
+    s.layers = 3;
+    s.full_interval = 1;
+    s.head_dim = 32;
+    s.partial_rotary = 1;
+    s.rope_theta = 1000000;
+    s.experts = 8;
+    s.top_k = 3;
+    s.expert_width = 48;
+    s.layout = layout;
+    s.prefix = "model.";
     return s;
 }
 

@@ -1,5 +1,5 @@
-// Small checkpoints of the Qwen3.5 MoE family, generated in every on-disk layout from one fixed set of
-// weights.
+// Small checkpoints of the Qwen3.5 MoE and Qwen3 MoE families, generated in every on-disk layout from one
+// fixed set of weights.
 //
 // The weights depend on the seed, the geometry and a tensor's role only, never on the layout: two layouts of
 // one spec hold the same model, each as well as its format can. A test breaks a checkpoint by editing
@@ -47,6 +47,8 @@ struct TinySpec {
     int experts = 4, top_k = 2;
     std::int64_t expert_width = 64, shared_width = 64, max_positions = 4096;
 
+    bool qwen3_moe = false;  ///< the second family; to be had from qwen3(), as the geometry goes with it
+
     Layout layout = Layout::bf16_fused;
     ScaleForm form;
     /// Override the storage the layout gives to these roles.
@@ -67,6 +69,9 @@ struct TinySpec {
 
     /// Hidden 256 and experts of 512 in 128x128 FP8 blocks: several blocks in both directions.
     static TinySpec wide();
+    /// Qwen3 MoE: attention in every layer, without a gate, whole heads rotated; no shared expert; norm
+    /// weights as they multiply. Per-expert tensors, as published.
+    static TinySpec qwen3(Layout layout = Layout::bf16_per_expert);
 
     std::int64_t key_channels() const { return std::int64_t{key_heads} * key_dim; }
     std::int64_t value_channels() const { return std::int64_t{value_heads} * value_dim; }
