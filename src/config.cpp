@@ -220,9 +220,6 @@ std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t v
 }
 
 void merge(ModelConfig& config, Quantization&& q) {
-    std::unordered_set<std::string> known(config.ignore_patterns.begin(), config.ignore_patterns.end());
-    for (auto& entry : q.ignore)
-        if (known.insert(entry).second) config.ignore_patterns.push_back(std::move(entry));
     for (auto& warning : q.warnings) config.warnings.push_back(std::move(warning));
     for (auto& [module, algorithm] : q.layers) {
         const auto [known, fresh] = config.quantized_layers.emplace(module, algorithm);

@@ -34,9 +34,7 @@ struct ModelConfig {
     std::vector<std::string>
         warnings;  ///< keys that are not followed: the KV cache scheme, files that contradict each other
 
-    // The formats of the weights are found per tensor; these two say what the exporter meant.
-    std::vector<std::string>
-        ignore_patterns;  ///< modules left unquantized: exact, `*x*`, `re:x`; both files' entries
+    // The formats of the weights are found per tensor; this says what the exporter meant.
     std::map<std::string, std::string>
         quantized_layers;  ///< ModelOpt: module -> algorithm ("FP8", "W4A16_NVFP4", ...)
 
@@ -48,20 +46,5 @@ struct ModelConfig {
 /// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where
 /// present). Throws Error(Exit::bad_input) naming the file and the key.
 ModelConfig load_config(const std::filesystem::path& directory);
-
-struct IgnoreCheck {
-    std::vector<std::string> unmatched;  ///< entries that name nothing, as printable() gives them
-    std::size_t not_compared = 0;        ///< entries left when patience ended
-};
-
-/// Steps of a few nanoseconds: some ten seconds.
-constexpr std::uint64_t kIgnorePatience = 2'000'000'000;
-
-/// Compares the ignore patterns with a checkpoint's tensor names (in any order). An entry that names nothing
-/// is a sign that pattern and checkpoint do not belong together. The prefixes "model.language_model." and
-/// "model." count as the same. `re:` entries with look-around or back references are not judged. Both lists
-/// come from files and may be of any length, so no more than `patience` steps are taken.
-IgnoreCheck check_ignores(const ModelConfig& config, const std::vector<std::string>& names,
-                          std::uint64_t patience = kIgnorePatience);
 
 }  // namespace ftmpi

@@ -181,15 +181,6 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
             std::to_string(config.vocab) + (config.tied_embeddings ? ", tied head" : "");
         report.quantization = config.quantization.empty() ? "none" : config.quantization;
         report.warnings.insert(report.warnings.end(), config.warnings.begin(), config.warnings.end());
-        std::vector<std::string> names;
-        for (const auto& [name, tensor] : checkpoint.tensors()) names.push_back(name);
-        const auto ignores = check_ignores(config, names);
-        for (const auto& pattern : ignores.unmatched)
-            report.warnings.push_back("ignore entry \"" + pattern + "\" matches no tensor");
-        if (ignores.not_compared > 0)
-            report.warnings.push_back(
-                std::to_string(ignores.not_compared) +
-                " more ignore entries were not compared with the tensors: the list is too long");
     } catch (const Error& e) { report.config_error = e.what(); }
 }
 

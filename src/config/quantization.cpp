@@ -55,12 +55,6 @@ void check_layout(const JsonObject& object) {
     });
 }
 
-void add_ignore(const JsonObject& object, Quantization& out) {
-    for (const auto key : {"ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"})
-        if (object.has(key))
-            for (auto& entry : object.texts(key)) out.ignore.push_back(std::move(entry));
-}
-
 void add_quantized_layers(const JsonObject& object, Quantization& out) {
     const auto layers = object.optional_object("quantized_layers");
     if (!layers) return;
@@ -154,7 +148,6 @@ Quantization read_quantization_config(const JsonObject& object) {
     out.line += producer_of(object);
     check_groups(object);
     add_quantized_layers(object, out);
-    add_ignore(object, out);
     note_cache_scheme(object, out);
     return out;
 }
@@ -168,7 +161,6 @@ Quantization read_hf_quant_config(const JsonObject& root) {
     check_group_size(object, out.algorithm);
     out.line = "modelopt " + out.algorithm + producer_of(root);
     add_quantized_layers(object, out);
-    add_ignore(object, out);
     note_cache_scheme(object, out);
     return out;
 }

@@ -15,7 +15,6 @@ struct Quantization {
     std::string
         algorithm;     ///< quant_algo, or the format of compressed-tensors; empty when the method says it all
     std::string line;  ///< method, algorithm, producer
-    std::vector<std::string> ignore;
     std::map<std::string, std::string> layers;  ///< module -> algorithm
     std::vector<std::string> warnings;
 };

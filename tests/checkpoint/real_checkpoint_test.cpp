@@ -84,9 +84,5 @@ BOOST_AUTO_TEST_CASE(published_configurations_are_read) {
         BOOST_TEST(config.experts == 256);
         BOOST_TEST(config.quantization.empty() == (p.kind == RealCheckpoint::bf16));
         if (p.kind == RealCheckpoint::nvfp4) BOOST_TEST(config.quantized_layers.size() == 291u);
-
-        std::vector<std::string> names;
-        for (const auto& e : real_inventory(p.kind)) names.push_back(e.name);
-        BOOST_TEST(check_ignores(config, names).unmatched.empty());
     }
 }

@@ -41,26 +41,12 @@ void check(const ModelConfig& c) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const TemporaryDirectory folder;
-    static const std::vector<std::string> names = {
-        "lm_head.weight",
-        "model.language_model.layers.0.linear_attn.in_proj_qkv.weight",
-        "model.language_model.layers.3.self_attn.q_proj.weight",
-        "model.language_model.layers.3.mlp.experts.17.down_proj.weight_scale",
-        "model.visual.blocks.0.attn.qkv.weight",
-        "mtp.layers.0.mlp.shared_expert.gate_proj.weight",
-        std::string(300, 'a') + "." + std::string(300, 'a'),
-    };
     const auto parts = parts_of(text_of(data, size), 3);
     static const char* const files[] = {"config.json", "generation_config.json", "hf_quant_config.json"};
     for (std::size_t i = 0; i < 3; ++i) {
         if (i < parts.size()) write_file(folder / files[i], parts[i]);
         else std::filesystem::remove(folder / files[i]);
     }
-    accepted([&] {
-        const auto config = load_config(folder.path());
-        check(config);
-        const auto unmatched = check_ignores(config, names).unmatched;
-        require(unmatched.size() <= config.ignore_patterns.size(), "only patterns of the file are named");
-    });
+    accepted([&] { check(load_config(folder.path())); });
     return 0;
 }

@@ -11,7 +11,6 @@
 
 #include "checkpoint.hpp"
 #include "config.hpp"
-#include "config/expression.hpp"
 #include "digest.hpp"
 #include "error.hpp"
 #include "options.hpp"
@@ -137,120 +136,10 @@ BOOST_AUTO_TEST_CASE(values_of_files_cannot_forge_messages) {
     BOOST_REQUIRE(config.warnings.size() == 1u);
     BOOST_TEST(config.warnings[0] == printable(config.warnings[0]));
     BOOST_TEST(config.quantization == printable(config.quantization));
-    BOOST_TEST((check_ignores(config, {"lm_head.weight"}).unmatched == std::vector<std::string>{"a\\x1b"}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()
 BOOST_AUTO_TEST_SUITE(configurations)
-
-BOOST_AUTO_TEST_CASE(expressions_mean_what_they_say) {
-    const auto matches = [](const std::string& expression, const std::string& text) {
-        const Expression e(expression);
-        BOOST_TEST((e.kind() == Expression::Kind::plain), expression);
-        return e.kind() == Expression::Kind::plain && e.matches_start(text);
-    };
-    const std::vector<std::pair<std::string, std::string>> yes = {
-        {"", "x"},
-        {"a", "ab"},
-        {"a|b", "b"},
-        {"|x", ""},
-        {"(?:a|b)+c", "abac"},
-        {"a*b", "b"},
-        {"a+?b", "aab"},
-        {"a{2}", "aa"},
-        {"a{2,}b", "aaaab"},
-        {"a{1,3}b", "aaab"},
-        {"a{,2}", "a{,2}"},
-        {"{", "{"},
-        {"^a$", "a"},
-        {"(^a|b)$", "b"},
-        {"a.c", "abc"},
-        {"[a-c]x", "bx"},
-        {"[^a-c]", "d"},
-        {"[]a]", "]"},
-        {"[a-]", "-"},
-        {"[\\d.]+$", "1.2"},
-        {"\\w+\\.\\w+$", "a_1.b"},
-        {"\\D\\S\\W", "a.-"},
-        {"model\\.layers\\.[0-9]+\\.mlp\\.gate$", "model.layers.12.mlp.gate"},
-        {".*lm_head", "a.lm_head.b"},
-        {"(a*)*b", "aab"},
-        {"()*a", "a"},
-        {"(a|b)*$", ""},
-        {"\xC3\xA9", "\xC3\xA9"},
-        {"(){3}x", "x"},
-        {"(a?){3}b", "ab"}};
-    for (const auto& [expression, text] : yes)
-        BOOST_TEST(matches(expression, text), expression + " on " + text);
-    const std::vector<std::pair<std::string, std::string>> no = {
-        {"a", "ba"},      {"a+b", "b"},     {"a{2}$", "a"},        {"a{1,3}b", "aaaab"},
-        {"a{2,}b", "ab"}, {"^a$", "ab"},    {"a^b", "ab"},         {"a.c", "a\nc"},
-        {"[a-c]$", "d"},  {"[^a]", "a"},    {"\\d", "x"},          {"(ab)+$", "aba"},
-        {"a|b", "c"},     {"a\\.b", "axb"}, {"(a?){3}b", "aaaab"}, {"x", ""}};
-    for (const auto& [expression, text] : no)
-        BOOST_TEST(!matches(expression, text), expression + " on " + text);
-    for (const std::string bad :
-         {"(", ")", "(a", "a)", "*", "a**", "+a", "[", "[a", "[b-a]", "\\", "a{3,2}", "(|*)", "[\\d-a-"})
-        BOOST_TEST((Expression(bad).kind() == Expression::Kind::malformed), bad);
-    for (const std::string& other :
-         {std::string("(?!a)b"), std::string("(?<=a)b"), std::string("(a)\\1"), std::string("\\bx"),
-          std::string("[\xC3\xA9]"), std::string("((a{100}){100}){100}"), many(100, "(") + many(100, ")"),
-          std::string(100'000, 'a')})
-        BOOST_TEST((Expression(other).kind() == Expression::Kind::beyond), other.substr(0, 40));
-}
-
-BOOST_AUTO_TEST_CASE(ignore_expressions_cannot_take_all_time_or_stack) {
-    const std::vector<std::string> names = {std::string(100'000, 'a'), std::string(2'000, 'a') + ".weight"};
-    in_seconds(20, [&] {
-        for (const std::string& text :
-             {std::string("(a*)*b"), std::string("(a|a)*b"), std::string("(a|aa)+$"),
-              std::string(".*.*.*.*b"), many(30, "a?") + many(30, "a") + "b", many(5'000, "("),
-              std::string("(a{0,60}){0,60}b")}) {
-            ModelConfig config;
-            config.ignore_patterns = {"re:" + text};
-            BOOST_TEST(check_ignores(config, names).unmatched.size() <= 1u);
-        }
-    });
-}
-
-BOOST_AUTO_TEST_CASE(ignore_lists_cannot_take_all_time) {
-    std::vector<std::string> names;
-    for (int i = 0; i < 30'000; ++i)
-        names.push_back("model.layers.0.mlp.experts." + std::to_string(i) + ".down_proj.weight");
-    names.push_back(std::string(100'000, 'a'));
-    names.push_back(many(50'000, ".ab"));
-    names.push_back("lm_head.weight");
-    const auto list = [](std::size_t count, const std::string& before, const std::string& after) {
-        ModelConfig config;
-        for (std::size_t i = 0; i < count; ++i)
-            config.ignore_patterns.push_back(before + std::to_string(i) + after);
-        return config;
-    };
-    std::vector<ModelConfig> lists = {list(200'000, "foo.bar", ""),
-                                      list(2'000, "*foo", "*"),
-                                      list(1'000, "re:.*foo", ".*$"),
-                                      list(5, "*" + many(50'000, "a"), "b"),
-                                      {}};
-    lists.back().ignore_patterns.assign(
-        20, many(20'000, ".ab").substr(1, 59'998));  // found often, never before a dot
-    // Too long to be compared to the end: what was, is said; what was not, is counted.
-    in_seconds(60, [&] {
-        for (auto& config : lists) {
-            config.ignore_patterns.push_back("lm_head");  // a plain name is found whatever was spent before
-            config.ignore_patterns.push_back("*head*");
-            const auto check = check_ignores(config, names, kIgnorePatience / 10);
-            BOOST_TEST(check.not_compared > 1u);
-            BOOST_TEST(check.unmatched.size() + check.not_compared + 1 == config.ignore_patterns.size());
-        }
-    });
-    // Short ones are.
-    for (const auto& config :
-         {list(300, "foo.bar", ""), list(20, "*foo", "*"), list(10, "re:.*foo", ".*$")}) {
-        const auto check = check_ignores(config, names);
-        BOOST_TEST(check.not_compared == 0u);
-        BOOST_TEST(check.unmatched.size() == config.ignore_patterns.size());
-    }
-}
 
 BOOST_AUTO_TEST_CASE(long_lists_are_read_in_linear_time) {
     constexpr int count = 200'000;
@@ -267,7 +156,6 @@ BOOST_AUTO_TEST_CASE(long_lists_are_read_in_linear_time) {
             "quant_algo":"MIXED_PRECISION","ignore":[)" +
                                               ignore + "],\"quantized_layers\":{" + layers + "}}"));
         BOOST_TEST(config.stop_ids.size() == static_cast<std::size_t>(count));
-        BOOST_TEST(config.ignore_patterns.size() == static_cast<std::size_t>(count));
         BOOST_TEST(config.quantized_layers.size() == static_cast<std::size_t>(count));
     });
 }
