@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "checkpoint/header.hpp"
-#include "checkpoint/json_syntax.hpp"
 #include "checkpoint/mapped_file.hpp"
 #include "digest.hpp"
 #include "error.hpp"
+#include "text/small_file.hpp"
 
 namespace ftmpi {
 namespace {
@@ -25,7 +25,7 @@ constexpr std::size_t kIndexLimit = std::size_t{512} << 20;
 
 /// The vision tower is never computed, so a type this program cannot read is no obstacle there.
 bool is_vision(std::string_view name) {
-    return name.substr(0, 13) == "model.visual." || name.substr(0, 7) == "visual.";
+    return name.starts_with("model.visual.") || name.starts_with("visual.");
 }
 
 /// "a, b, c and 12 more".
@@ -39,13 +39,11 @@ std::string listing(const std::vector<std::string>& names, std::size_t limit = 2
 /// model.safetensors.index.json: which shard holds which tensor.
 class Index {
 public:
-    Index(const std::filesystem::path& path, std::string text) : path_(path.string()), text_(text) {
+    Index(const std::filesystem::path& path, const std::string& text) : path_(path.string()), text_(text) {
         simdjson::dom::element root;
         if (const auto error = parser_.parse(text_).get(root)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-            const auto fault = find_syntax_fault(text);
-            refuse(fault ? "is not valid JSON at byte " + std::to_string(fault->offset)
-                         : std::string("cannot be read: ") + simdjson::error_message(error));
+            refuse(std::string("is not valid JSON: ") + simdjson::error_message(error));
         }
         simdjson::dom::object weight_map, object;
         if (root.get(object)) refuse("is not a JSON object");
@@ -187,9 +185,9 @@ struct Checkpoint::State {
     }
 
     void open_sharded(const std::filesystem::path& index_path) {
-        auto text = read_small_file(index_path, kIndexLimit);
+        const auto text = read_small_file(index_path, kIndexLimit);
         index_sha256 = hex(sha256(text));
-        Index index(index_path, std::move(text));
+        Index index(index_path, text);
         std::vector<std::string> missing;
         for (const auto& name : index.files()) {
             std::error_code error;

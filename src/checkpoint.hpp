@@ -67,8 +67,4 @@ void on_lost_file(LostFile handler) noexcept;
 /// The message for it, to be put behind the name.
 inline constexpr const char* kLostFile = " became shorter while it was in use, or its disk cannot be read";
 
-/// The whole of a small regular file (config.json, tokenizer.json, ...); Error(bad_input) when it is absent,
-/// not a regular file, or larger than `limit` bytes.
-std::string read_small_file(const std::filesystem::path& file, std::size_t limit);
-
 }  // namespace ftmpi

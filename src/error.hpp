@@ -1,11 +1,11 @@
 // Errors and exit codes that every room and every rank reports in the same way.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <string_view>
+
+#include "text/quoting.hpp"
 
 namespace ftmpi {
 
@@ -22,27 +22,6 @@ enum class Exit : int {
     different = 8,      ///< `verify` found a difference
     partly_failed = 9,  ///< the run ended, but at least one request ended with an error of its own
 };
-
-/// `text` for a terminal, in one line: control characters as \xNN, those beyond ASCII (U+0080 to U+009F in
-/// UTF-8) too. Names and values of a file go into messages, and must not move the cursor or forge another
-/// message.
-inline std::string printable(std::string_view text) {
-    constexpr char hex[] = "0123456789abcdef";
-    std::string out;
-    out.reserve(text.size());
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto byte = static_cast<unsigned char>(text[i]);
-        const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
-        const bool pair = byte == 0xC2 && next >= 0x80 && next < 0xA0;
-        if (byte >= 0x20 && byte != 0x7F && !pair) {
-            out += text[i];
-            continue;
-        }
-        out += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
-        if (pair) out += {'\\', 'x', hex[next >> 4], hex[next & 15]}, ++i;
-    }
-    return out;
-}
 
 /// "1 rank", "2 ranks"; `many` where the plural is not `one` with an s.
 inline std::string counted(std::uint64_t n, const std::string& one, const std::string& many = {}) {

@@ -12,7 +12,6 @@
 
 #include "checkpoint.hpp"
 #include "config.hpp"
-#include "engine/json_text.hpp"
 #include "error.hpp"
 
 namespace ftmpi {
@@ -46,17 +45,15 @@ struct Report {
 
 constexpr std::array<std::string_view, 3> kParts = {"text", "vision", "mtp"};
 
-bool starts_with(std::string_view s, std::string_view prefix) { return s.substr(0, prefix.size()) == prefix; }
-
 std::size_t part_of(std::string_view name) {
-    if (starts_with(name, "model.visual.") || starts_with(name, "visual.")) return 1;
-    return starts_with(name, "mtp.") ? 2 : 0;
+    if (name.starts_with("model.visual.") || name.starts_with("visual.")) return 1;
+    return name.starts_with("mtp.") ? 2 : 0;
 }
 
 /// The name with every number as '*' and without the prefix all text tensors share.
 std::string role_of(std::string_view module) {
     for (const std::string_view prefix : {"model.language_model.", "model."})
-        if (starts_with(module, prefix)) {
+        if (module.starts_with(prefix)) {
             module.remove_prefix(prefix.size());
             break;
         }

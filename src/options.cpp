@@ -13,7 +13,6 @@ namespace ftmpi {
 namespace {
 
 namespace po = boost::program_options;
-using values::in_quotes;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& hint = {}) {
     throw Error(Exit::usage, what, hint);
@@ -268,16 +267,6 @@ void check_together(const Options& o, const std::vector<Given>& given) {
                    "--hardware states size and bandwidth of every rank");
 }
 
-std::string escaped(const std::string& text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '\n') out += "\\n";
-        else if (c == '\\') out += "\\\\";
-        else out += c;
-    }
-    return out;
-}
-
 std::string digest_of(const Options& o) {
     std::string out = "command=" + row_of(o.command).name + "\n";
     for (const auto& file : o.files) out += "file=" + escaped(file) + "\n";
@@ -395,7 +384,7 @@ std::uint64_t parse_bytes(const std::string& text) {
     try {
         return values::bytes(text);
     } catch (const values::Refused& refused) {
-        throw Error(Exit::usage, values::in_quotes(text) + " " + refused.why, refused.hint);
+        throw Error(Exit::usage, in_quotes(text) + " " + refused.why, refused.hint);
     }
 }
 

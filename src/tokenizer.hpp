@@ -51,23 +51,6 @@ private:
     std::unique_ptr<State> state_;
 };
 
-/// Turns token bytes into text that is valid UTF-8 at every moment: an unfinished character is held back
-/// until the bytes that complete it arrive, a byte that cannot be part of a character becomes U+FFFD.
-class Utf8Stream {
-public:
-    /// Bytes to show now.
-    std::string push(std::string_view bytes);
-    /// What is left at the end: U+FFFD for an unfinished character, else nothing.
-    std::string finish();
-
-private:
-    std::string held_;
-};
-
-/// First invalid byte of `text`, or npos when it is valid UTF-8; `what` (if given) gets "truncated",
-/// "surrogate", ...
-std::size_t find_invalid_utf8(std::string_view text, std::string* what = nullptr);
-
 /// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.
 std::string_view trim_as_chat(std::string_view text);
 

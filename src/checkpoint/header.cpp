@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "../error.hpp"
-#include "json_syntax.hpp"
 
 namespace ftmpi {
 namespace {
@@ -44,14 +43,13 @@ private:
     /// What a file that is no safetensors file looks like; most of them are downloads that went wrong.
     void refuse_foreign() const {
         const auto text = file_.text();
-        const auto begins = [&](std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; };
-        if (begins("version https://git-lfs"))
+        if (text.starts_with("version https://git-lfs"))
             refuse("looks like a Git LFS pointer, not weights",
                    "fetch the weights with `git lfs pull`, or download the file again");
-        if (begins("<!DOCTYPE") || begins("<!doctype") || begins("<html"))
+        if (text.starts_with("<!DOCTYPE") || text.starts_with("<!doctype") || text.starts_with("<html"))
             refuse("is a web page, not weights", "download the file again");
-        if (begins("GGUF")) refuse("is a GGUF file, not safetensors");
-        if (begins("PK\x03\x04")) refuse("is a zip or PyTorch file, not safetensors");
+        if (text.starts_with("GGUF")) refuse("is a GGUF file, not safetensors");
+        if (text.starts_with("PK\x03\x04")) refuse("is a zip or PyTorch file, not safetensors");
     }
 
     std::string_view locate() const {
@@ -85,11 +83,8 @@ private:
         element root;
         if (const auto error = parser.parse(json).get(root)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-            if (const auto fault = find_syntax_fault(header.text))
-                refuse((fault->trailing ? "trailing bytes after the JSON header at byte "
-                                        : "the header is not valid JSON at byte ") +
-                       std::to_string(fault->offset) + " of it");
-            refuse(std::string("the JSON header cannot be read: ") + simdjson::error_message(error));
+            refuse(std::string("the header is not valid JSON: ") + simdjson::error_message(error),
+                   "a damaged download, or a file that another program wrote wrongly?");
         }
         const simdjson::dom::object object = root;
         std::unordered_set<std::string_view> names;

@@ -1,9 +1,7 @@
 #include "mapped_file.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -15,26 +13,6 @@
 
 namespace ftmpi {
 namespace {
-
-[[noreturn]] void refuse_open(const std::filesystem::path& path, int error) {
-    struct stat link {};
-    if (error == ENOENT && ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode)) {
-        std::error_code ignored;
-        throw Error(Exit::bad_input,
-                    path.string() + " is a symbolic link to " +
-                        std::filesystem::read_symlink(path, ignored).string() + ", which does not exist",
-                    "an incomplete download, or a cache that was moved without its blobs?");
-    }
-    if (error == ENOENT) throw Error(Exit::bad_input, path.string() + " does not exist");
-    throw Error(Exit::bad_input, path.string() + " cannot be opened: " + std::strerror(error));
-}
-
-const char* kind_of(mode_t mode) {
-    if (S_ISDIR(mode)) return "a directory";
-    if (S_ISFIFO(mode)) return "a named pipe";
-    if (S_ISSOCK(mode)) return "a socket";
-    return "a device";
-}
 
 FileStamp stamp_from(const struct stat& s) {
     return {static_cast<std::uint64_t>(s.st_size), static_cast<std::uint64_t>(s.st_ino),
@@ -49,25 +27,9 @@ FileStamp stamp_of(const std::filesystem::path& path) {
     return stamp_from(s);
 }
 
-OpenFile::OpenFile(const std::filesystem::path& path) {
-    // O_NONBLOCK: opening a pipe without a writer would wait for one, before fstat could tell what it is.
-    descriptor_ = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    if (descriptor_ < 0) refuse_open(path, errno);
-    struct stat s {};
-    const int failed = ::fstat(descriptor_, &s) != 0 ? errno : 0;
-    if (failed || !S_ISREG(s.st_mode)) {
-        ::close(descriptor_);
-        if (failed) refuse_open(path, failed);
-        throw Error(Exit::bad_input, path.string() + " is " + kind_of(s.st_mode) + ", not a regular file");
-    }
-    stamp_ = stamp_from(s);
-}
-
-OpenFile::~OpenFile() { ::close(descriptor_); }
-
 MappedFile::MappedFile(std::filesystem::path path)
     : path_(std::move(path)), file_(std::make_unique<OpenFile>(path_)) {
-    stamp_ = file_->stamp();
+    stamp_ = stamp_from(file_->status());
     if (stamp_.size == 0) return;
     void* memory =
         ::mmap(nullptr, static_cast<std::size_t>(stamp_.size), PROT_READ, MAP_SHARED, file_->descriptor(), 0);
@@ -94,25 +56,6 @@ FileStamp MappedFile::stamp_now() const {
     struct stat s {};
     if (::fstat(file_->descriptor(), &s) != 0) refuse_open(path_, errno);
     return stamp_from(s);
-}
-
-std::string read_small_file(const std::filesystem::path& path, std::size_t limit) {
-    const OpenFile file(path);
-    const auto size = file.stamp().size;
-    if (size > limit)
-        throw Error(Exit::bad_input, path.string() + " has " + std::to_string(size) +
-                                         " bytes, more than the " + std::to_string(limit) +
-                                         " allowed for it");
-    std::string text(static_cast<std::size_t>(size), '\0');
-    std::size_t done = 0;
-    while (done < text.size()) {
-        const auto got = ::read(file.descriptor(), text.data() + done, text.size() - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) throw Error(Exit::failure, path.string() + " cannot be read: " + std::strerror(errno));
-        if (got == 0) throw Error(Exit::bad_input, path.string() + " became shorter while it was read");
-        done += static_cast<std::size_t>(got);
-    }
-    return text;
 }
 
 }  // namespace ftmpi

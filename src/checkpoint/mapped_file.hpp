@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "../text/small_file.hpp"
+
 namespace ftmpi {
 
 /// What tells one state of a file from another.
@@ -19,23 +21,6 @@ struct FileStamp {
 
 /// The stamp of the file that `path` leads to now; Error(bad_input) when there is none.
 FileStamp stamp_of(const std::filesystem::path& path);
-
-/// A descriptor of a regular file, closed at the end of the scope. Pipes, devices, sockets and directories
-/// are refused before anything is read from them.
-class OpenFile {
-public:
-    explicit OpenFile(const std::filesystem::path& path);
-    ~OpenFile();
-    OpenFile(const OpenFile&) = delete;
-    OpenFile& operator=(const OpenFile&) = delete;
-
-    int descriptor() const { return descriptor_; }
-    const FileStamp& stamp() const { return stamp_; }
-
-private:
-    int descriptor_ = -1;
-    FileStamp stamp_;
-};
 
 /// The whole of a file as read-only memory. An empty file has no memory. The file stays open: its state can
 /// be asked for even when its name leads to another one by now.

@@ -1,14 +1,10 @@
 #include "json_object.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <new>
+
+#include "../text/small_file.hpp"
 
 namespace ftmpi {
 namespace {
@@ -16,41 +12,11 @@ namespace {
 using simdjson::dom::element;
 using simdjson::dom::element_type;
 
-constexpr off_t kLimit = off_t{64} << 20;
+constexpr std::uint64_t kLimit = std::uint64_t{64} << 20;
 
 [[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& what,
                               std::string hint = {}) {
     throw Error(Exit::bad_input, path.string() + " " + what, std::move(hint));
-}
-
-std::string read_whole(const std::filesystem::path& path) {
-    // O_NONBLOCK: a pipe in place of the file must not block.
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    if (descriptor < 0) {
-        const int error = errno;
-        refuse_file(
-            path,
-            error == ENOENT ? "does not exist" : std::string("cannot be opened: ") + std::strerror(error),
-            "is this the whole folder of a Hugging Face checkpoint?");
-    }
-    struct stat s {};
-    std::string text, problem;
-    if (::fstat(descriptor, &s) != 0 || !S_ISREG(s.st_mode)) problem = "is not a regular file";
-    else if (s.st_size > kLimit)
-        problem = "has " + std::to_string(s.st_size) + " bytes, too many for a configuration";
-    else text.resize(static_cast<std::size_t>(s.st_size));
-    std::size_t done = 0;
-    while (problem.empty() && done < text.size()) {
-        const auto got = ::read(descriptor, text.data() + done, text.size() - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0)
-            problem = got < 0 ? std::string("cannot be read: ") + std::strerror(errno)
-                              : "became shorter while it was read";
-        else done += static_cast<std::size_t>(got);
-    }
-    ::close(descriptor);
-    if (!problem.empty()) refuse_file(path, problem);
-    return text;
 }
 
 /// Two values under one key: which of them counts differs from reader to reader.
@@ -74,7 +40,9 @@ void check_no_duplicates(const std::filesystem::path& path, const element& value
 
 }  // namespace
 
-JsonFile::JsonFile(const std::filesystem::path& path) : path_(path), text_(read_whole(path)) {
+JsonFile::JsonFile(const std::filesystem::path& path)
+    : path_(path), text_(read_small_file(
+                       path, kLimit, {.hint = "is this the whole folder of a Hugging Face checkpoint?"})) {
     element root;
     if (bytes().substr(0, 3) == "\xef\xbb\xbf") refuse_file(path, "begins with a byte order mark");
     if (const auto error = parser_.parse(text_).get(root)) {

@@ -16,7 +16,7 @@ template <class T> std::string joined(const std::vector<T>& items) {
 /// To be pasted into a shell.
 std::string command_line(const std::vector<std::string>& argv) {
     std::vector<std::string> words;
-    for (const auto& word : argv) words.push_back(values::shell_word(word));
+    for (const auto& word : argv) words.push_back(shell_word(word));
     return joined(words);
 }
 

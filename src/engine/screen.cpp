@@ -5,7 +5,6 @@
 
 #include "../../mpi/process/signals.hpp"
 #include "../error.hpp"
-#include "json_text.hpp"
 
 namespace ftmpi {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../generate.hpp"
+#include "../text/utf8.hpp"
 #include "ledger.hpp"
 
 namespace ftmpi {

@@ -3,6 +3,8 @@
 #include <map>
 
 #include "../error.hpp"
+#include "../text/small_file.hpp"
+#include "../text/utf8.hpp"
 #include "table.hpp"
 #include "values.hpp"
 
@@ -10,20 +12,6 @@ namespace ftmpi {
 namespace {
 
 constexpr std::uint64_t largest_job_file = 1 << 20;
-
-std::string trimmed(std::string_view text) {
-    const auto begin = text.find_first_not_of(" \t\r");
-    if (begin == std::string_view::npos) return {};
-    return std::string(text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1));
-}
-
-/// True when a `key = value` line gives `value` back to the last byte.
-bool fits_a_line(const std::string& value) {
-    std::string fault;
-    return !value.empty() && value == trimmed(value) && value.find('\n') == std::string::npos &&
-           value.find('\0') == std::string::npos &&
-           values::find_invalid_utf8(value, fault) == std::string_view::npos;
-}
 
 }  // namespace
 
@@ -37,8 +25,8 @@ std::string job_file_text(const Options& given) {
     std::string out = "command = " + command.name + "\n";
     const auto line = [&](const std::string& name, const std::string& value) {
         if (value.empty()) return;
-        out += fits_a_line(value) ? name + " = " + value + "\n"
-                                  : "# " + name + ": no line of a job file can hold its value\n";
+        out += fits_job_line(value) ? name + " = " + value + "\n"
+                                    : "# " + name + ": no line of a job file can hold its value\n";
     };
     for (const auto& row : option_table()) {
         if (!(row.where & command.bit)) continue;
@@ -46,7 +34,7 @@ std::string job_file_text(const Options& given) {
             continue;
         if (row.name == "thinking" && !o.chat) continue;  // it would be refused
         // With some prompts missing, another run would be repeated; with none, none is.
-        if (row.name == "prompt" && !std::all_of(o.prompts.begin(), o.prompts.end(), fits_a_line))
+        if (row.name == "prompt" && !std::all_of(o.prompts.begin(), o.prompts.end(), fits_job_line))
             out += "# prompt: no line of a job file can hold one of them; argv and the requests do\n";
         else if (row.name == "prompt")
             for (const auto& prompt : o.prompts) line(row.name, prompt);
@@ -60,12 +48,7 @@ std::string job_file_text(const Options& given) {
 }
 
 JobFile read_job_file(const std::filesystem::path& path) {
-    std::string content;
-    try {
-        content = values::read_file(path, largest_job_file);
-    } catch (const values::Refused& refused) {
-        throw Error(Exit::usage, "job file " + path.string() + " " + refused.why);
-    }
+    auto content = read_small_file(path, largest_job_file, {.code = Exit::usage, .name = "job file "});
 
     // A byte order mark states the encoding of the file, as in prompt files; it is no part of the first key.
     if (content.compare(0, 3, "\xEF\xBB\xBF") == 0) content.erase(0, 3);
@@ -85,25 +68,24 @@ JobFile read_job_file(const std::filesystem::path& path) {
             throw Error(Exit::usage, where + what, hint);
         };
         std::string fault;
-        if (const auto at = values::find_invalid_utf8(raw, fault); at != std::string_view::npos)
+        if (const auto at = find_invalid_utf8(raw, &fault); at != std::string_view::npos)
             refuse("invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the line");
         if (raw.find('\0') != std::string_view::npos) refuse("holds a NUL byte");
-        const auto line = trimmed(raw);
+        const auto line = without_blanks(raw);
         if (line.empty() || line.front() == '#') continue;
         if (line.front() == '[') refuse("sections are not used in job files");
         const auto equals = line.find('=');
-        if (equals == std::string::npos) refuse(values::in_quotes(line) + " is not a `key = value` line");
+        if (equals == std::string::npos) refuse(in_quotes(line) + " is not a `key = value` line");
 
-        const auto key = trimmed(std::string_view(line).substr(0, equals));
-        const auto value = trimmed(std::string_view(line).substr(equals + 1));
+        const std::string key(without_blanks(line.substr(0, equals)));
+        const std::string value(without_blanks(line.substr(equals + 1)));
         if (key.empty()) refuse("no key before '='");
         if (value.empty()) refuse(key + ": empty value");
         if (key == "job") refuse("a job file cannot name another job file");
         const auto* option = find_option(key);
         if (!option && key != "command") {
             const auto meant = values::nearest(key, option_names());
-            refuse("unknown key " + values::in_quotes(key),
-                   meant.empty() ? "" : "did you mean " + meant + "?");
+            refuse("unknown key " + in_quotes(key), meant.empty() ? "" : "did you mean " + meant + "?");
         }
         const auto [earlier, is_new] = first_line.emplace(key, line_number);
         if (!is_new && !(option && option->where & repeats))

@@ -8,6 +8,8 @@
 
 #include "../error.hpp"
 #include "../options.hpp"
+#include "../text/small_file.hpp"
+#include "../text/utf8.hpp"
 #include "values.hpp"
 
 namespace ftmpi {
@@ -22,7 +24,7 @@ constexpr std::uint64_t largest_prompts_file = std::uint64_t(1) << 30;
 void require_utf8(std::string_view text, const std::string& where, std::size_t offset,
                   const std::string& of) {
     std::string what;
-    const auto at = values::find_invalid_utf8(text, what);
+    const auto at = find_invalid_utf8(text, &what);
     if (at != std::string_view::npos)
         refuse(where + "invalid UTF-8 (" + what + ") at byte " + std::to_string(offset + at) + of);
 }
@@ -107,7 +109,7 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
     std::set<std::string_view> seen;
     for (const auto field : object) {
         const auto key = std::string(field.key);
-        if (!seen.insert(field.key).second) refuse(where + "key " + values::in_quotes(key) + " twice");
+        if (!seen.insert(field.key).second) refuse(where + "key " + in_quotes(key) + " twice");
         if (key == "prompt") {
             prompt.text = string_of(field.value, where, key);
             if (prompt.text.empty()) refuse(where + "empty prompt");
@@ -128,9 +130,9 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
             prompt.max_tokens = integer_of(field.value, where, key, 1, std::int64_t(1) << 31);
         } else {
             const auto meant = values::nearest(key, {"prompt", "ids", "id", "max_tokens"});
-            refuse(
-                where + "unknown key " + values::in_quotes(key),
-                meant.empty() ? "known are prompt, ids, id and max_tokens" : "did you mean " + meant + "?");
+            refuse(where + "unknown key " + in_quotes(key), meant.empty()
+                                                                ? "known are prompt, ids, id and max_tokens"
+                                                                : "did you mean " + meant + "?");
         }
     }
     if (prompt.text.empty() == prompt.ids.empty())
@@ -151,10 +153,8 @@ void refuse_other_json(const std::filesystem::path& path, char first) {
 
 void read_file(const Options& options, std::vector<PromptText>& prompts) {
     const auto path = options.prompts_file.string();
-    std::string content;
-    try {
-        content = values::read_file(options.prompts_file, largest_prompts_file);
-    } catch (const values::Refused& refused) { refuse("prompts file " + path + " " + refused.why); }
+    const auto content =
+        read_small_file(options.prompts_file, largest_prompts_file, {.name = "prompts file "});
     // A byte order mark states the encoding of the file; it is no part of the first prompt.
     const std::size_t mark = content.compare(0, 3, "\xEF\xBB\xBF") == 0 ? 3 : 0;
     if (content.compare(0, 2, "\xFF\xFE") == 0 || content.compare(0, 2, "\xFE\xFF") == 0)
@@ -181,7 +181,7 @@ void read_file(const Options& options, std::vector<PromptText>& prompts) {
         if (options.chat && !prompt.ids.empty())
             refuse(where + "ids cannot go through a chat template", "leave out --chat, or give prompt");
         if (!prompt.id.empty() && !ids.insert(prompt.id).second)
-            refuse(where + "id " + values::in_quotes(prompt.id) + " was used before");
+            refuse(where + "id " + in_quotes(prompt.id) + " was used before");
         prompts.push_back(std::move(prompt));
     }
 }

@@ -2,9 +2,7 @@
 // or guessed.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,15 +32,6 @@ std::vector<std::string> parts(std::string_view text, std::string_view separator
 /// Shortest text that reads back as the same number.
 std::string text_of(double value);
 
-/// First invalid byte of `text`, or npos when all of it is UTF-8; `what` gets the reason.
-std::size_t find_invalid_utf8(std::string_view text, std::string& what);
-/// All bytes of a regular file of at most `limit` bytes. FIFOs, devices and folders are refused before
-/// anything is read.
-std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
-/// `text` in quotes for a message, control characters escaped and a long middle left out.
-std::string in_quotes(std::string_view text);
-/// `word` as a POSIX shell reads it back: in single quotes where it needs any.
-std::string shell_word(const std::string& word);
 /// The name in `known` that was likely meant, or empty.
 std::string nearest(std::string_view name, const std::vector<std::string>& known);
 

@@ -7,7 +7,6 @@
 #include "../digest.hpp"
 #include "../error.hpp"
 #include "../results.hpp"
-#include "utf8.hpp"
 
 namespace ftmpi {
 
@@ -141,11 +140,7 @@ std::string identity_difference(const std::string& a, const std::string& b) {
 
 std::string setting_difference(const std::string& label, const std::optional<std::string>& a,
                                const std::optional<std::string>& b) {
-    // As in quotes, for what a file may hold, but without them, for what it does hold.
-    const auto plain = [](const std::string& text) {
-        const std::string quoted = in_quotes(text, 300);
-        return text.empty() || quoted.back() != '"' ? quoted : quoted.substr(1, quoted.size() - 2);
-    };
+    const auto plain = [](const std::string& text) { return text.empty() ? "\"\"" : escaped(text, 300); };
     const auto shown = [&](const std::optional<std::string>& value) {
         return value ? plain(*value) : "not there";
     };

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <type_traits>
 
+#include "../text/utf8.hpp"
 #include "hdf5.hpp"
-#include "utf8.hpp"
 
 namespace ftmpi::hdf5 {
 

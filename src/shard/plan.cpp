@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "../error.hpp"
+#include "../text/size.hpp"
 #include "policy.hpp"
-#include "text.hpp"
 
 namespace ftmpi {
 namespace {
@@ -61,7 +61,7 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
     std::vector<double> rounded;
     double sum = 0;
     for (const double share : cut.plan.asked) {
-        const auto digits = shard::number(share, 4);
+        const auto digits = number_text(share, 4);
         text += (text.empty() ? "" : ",") + digits;
         rounded.push_back(std::stod(digits));
         sum += rounded.back();
@@ -80,11 +80,11 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
     for (int r = 0; r < problem.ranks(); ++r) {
         const auto needed = cut.costs[static_cast<std::size_t>(r)].at(context).total();
         const auto available = request.ranks[static_cast<std::size_t>(r)].bytes;
-        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + shard::size_text(needed, " ") +
-                ", has " + shard::size_text(available, " ");
+        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + size_text(needed) + ", has " +
+                size_text(available);
         if (const auto fixed = request.ranks[static_cast<std::size_t>(r)].fixed; needed > available && fixed)
-            what += " beside the " + shard::size_text(fixed, " ") + " that a GPU's driver takes";
-        if (needed > available) what += ", misses " + shard::size_text(needed - available, " ");
+            what += " beside the " + size_text(fixed) + " that a GPU's driver takes";
+        if (needed > available) what += ", misses " + size_text(needed - available);
     }
 
     std::vector<std::string> ways;
@@ -118,7 +118,7 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
         if (needed_all > available_all) missing = needed_all - available_all;
         ways.push_back((problem.ranks() == 1 ? "no cut fits: the rank misses "
                                              : "no cut fits: all ranks together miss ") +
-                       shard::size_text(missing, " "));
+                       size_text(missing));
         if (!request.embedding_on_host) ways.push_back("the embedding can stay in host memory");
     }
     if (request.slots > 1) ways.push_back(request.slots_hint);
@@ -144,7 +144,7 @@ void note_replicas(const ModelSizes& sizes, ShardPlan& plan) {
         plan.notes.push_back("query heads of one key/value head lie on several ranks: " +
                              counted(static_cast<std::uint64_t>(copies), "copy", "copies") + " beside the " +
                              counted(static_cast<std::uint64_t>(heads), "key/value head") +
-                             " of all layers, " + shard::size_text(cache, " ") + " of cache");
+                             " of all layers, " + size_text(cache) + " of cache");
     }
     if (plan.whole_kv_groups && heads > 0)
         plan.notes.push_back(
@@ -158,12 +158,11 @@ void note_ranks(const PlanRequest& request, ShardPlan& plan) {
         const auto i = static_cast<std::size_t>(r);
         if (plan.given[i] == 0 && plan.asked[i] > 0)
             plan.notes.push_back(rank_label(request, r) + " holds no rows: its share of " +
-                                 shard::percent(plan.asked[i]) + "% is less than a unit");
+                                 percent(plan.asked[i]) + "% is less than a unit");
         else if (plan.given[i] == 0) plan.notes.push_back(rank_label(request, r) + " holds no rows");
         else if (std::abs(plan.given[i] - plan.asked[i]) > 0.01)
-            plan.notes.push_back(rank_label(request, r) + " was asked to hold " +
-                                 shard::percent(plan.asked[i]) + "% and holds " +
-                                 shard::percent(plan.given[i]) +
+            plan.notes.push_back(rank_label(request, r) + " was asked to hold " + percent(plan.asked[i]) +
+                                 "% and holds " + percent(plan.given[i]) +
                                  "%: the model has too few units to come closer");
     }
 }

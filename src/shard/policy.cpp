@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "../error.hpp"
-#include "text.hpp"
+#include "../text/size.hpp"
 
 namespace ftmpi::shard {
 namespace {
@@ -226,7 +226,7 @@ Problem::Problem(const ModelSizes& model, const PlanRequest& asked)
         bandwidth.push_back(timed ? (known > 0 ? known : slowest) * 1e9 : 1.0);
         if (timed && known <= 0)
             notes.push_back("the bandwidth of " + name_of_rank(*this, static_cast<int>(r)) +
-                            " is unknown: counted as " + number(slowest) + " GB/s, the slowest known");
+                            " is unknown: counted as " + number_text(slowest) + " GB/s, the slowest known");
     }
 }
 

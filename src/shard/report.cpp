@@ -5,13 +5,10 @@
 
 #include "../error.hpp"
 #include "../shard.hpp"
-#include "text.hpp"
+#include "../text/size.hpp"
 
 namespace ftmpi {
 namespace {
-
-using shard::mebibytes;
-using shard::number;
 
 std::string count_of(std::int64_t n, const char* one) { return counted(static_cast<std::uint64_t>(n), one); }
 
@@ -185,8 +182,7 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
         const auto i = static_cast<std::size_t>(r);
         const auto held = held_by(config, plan, i);
         rows.row(
-            {std::to_string(r), short_name(plan.names[i]), shard::percent(plan.asked[i]),
-             shard::percent(plan.given[i]),
+            {std::to_string(r), short_name(plan.names[i]), percent(plan.asked[i]), percent(plan.given[i]),
              std::to_string(held.groups) + "/" + std::to_string(delta_layers * config.key_heads),
              std::to_string(held.query_heads) + "/" + std::to_string(attention_layers * config.query_heads),
              std::to_string(held.kv_heads) + "/" + std::to_string(attention_layers * config.kv_heads),
@@ -202,16 +198,16 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         const bool known = plan.gb_per_s[i] > 0;
-        time.row({std::to_string(r), short_name(plan.names[i]), known ? number(plan.gb_per_s[i]) : "unknown",
-                  number(plan.read_bytes[i] / 1e6),
-                  known ? number(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
+        time.row({std::to_string(r), short_name(plan.names[i]),
+                  known ? number_text(plan.gb_per_s[i]) : "unknown", number_text(plan.read_bytes[i] / 1e6),
+                  known ? number_text(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
     }
     text += time.text();
     if (plan.seconds_per_token > 0) {
-        text += wrapped("all: " + shard::milliseconds(plan.seconds_per_token) + ", " +
-                        number(1 / plan.seconds_per_token, 1) + " tokens/s; in it " +
-                        count_of(plan.exchanges, "gather") + " of " + number(plan.exchange_seconds * 1e6, 1) +
-                        " us") +
+        text += wrapped("all: " + milliseconds(plan.seconds_per_token) + ", " +
+                        number_text(1 / plan.seconds_per_token, 1) + " tokens/s; in it " +
+                        count_of(plan.exchanges, "gather") + " of " +
+                        number_text(plan.exchange_seconds * 1e6, 1) + " us") +
                 "\n";
     }
     text += plan.context_capacity == kUnlimitedContext

@@ -6,14 +6,14 @@
 #include <string>
 
 #include "../error.hpp"
-#include "text.hpp"
+#include "../text/size.hpp"
 
 namespace ftmpi {
 namespace {
 
 /// "24GiB@1008", as --hardware takes it.
 std::string card_name(std::uint64_t bytes, double gb_per_s) {
-    auto name = shard::size_text(bytes, "");
+    auto name = size_text(bytes, "");
     if (gb_per_s > 0) {
         char text[64];
         name.append("@").append(text, std::to_chars(text, text + sizeof text, gb_per_s).ptr);

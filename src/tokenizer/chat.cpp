@@ -8,10 +8,10 @@
 
 #include "../digest.hpp"
 #include "../error.hpp"
+#include "../text/small_file.hpp"
+#include "../text/utf8.hpp"
 #include "../tokenizer.hpp"
 #include "chat.hpp"
-#include "text_file.hpp"
-#include "utf8.hpp"
 
 namespace ftmpi {
 
@@ -44,7 +44,7 @@ std::optional<ChatTemplate> template_in(const std::filesystem::path& file) {
     if (std::filesystem::symlink_status(file).type() == std::filesystem::file_type::not_found) return {};
     simdjson::dom::parser parser;
     simdjson::dom::object object;
-    const auto json = read_text_file(file, kLargestTemplate, {});
+    const auto json = read_small_file(file, kLargestTemplate);
     if (const auto error = parser.parse(json).get(object)) {
         if (error == simdjson::MEMALLOC) throw std::bad_alloc();
         throw Error(Exit::bad_input, file.string() + ": " + simdjson::error_message(error));
@@ -66,7 +66,7 @@ std::optional<ChatTemplate> template_in(const std::filesystem::path& file) {
 ChatTemplate find_template(const std::filesystem::path& directory) {
     const auto file = directory / "chat_template.jinja";
     if (std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found)
-        return {file.string(), read_text_file(file, kLargestTemplate, {})};
+        return {file.string(), read_small_file(file, kLargestTemplate)};
     for (const auto* name : {"chat_template.json", "tokenizer_config.json"})
         if (auto found = template_in(directory / name)) return std::move(*found);
     throw Error(Exit::bad_input,

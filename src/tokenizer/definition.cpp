@@ -10,9 +10,9 @@
 
 #include "../digest.hpp"
 #include "../error.hpp"
+#include "../text/small_file.hpp"
+#include "../text/utf8.hpp"
 #include "normalizer.hpp"
-#include "text_file.hpp"
-#include "utf8.hpp"
 
 namespace ftmpi {
 
@@ -137,8 +137,8 @@ public:
     TokenizerDefinition read() {
         simdjson::dom::parser parser;
         element document;
-        const auto text =
-            read_text_file(file_, kLargestFile, "the folder of a checkpoint holds its tokenizer.json");
+        const auto text = read_small_file(file_, kLargestFile,
+                                          {.hint = "the folder of a checkpoint holds its tokenizer.json"});
         if (const auto error = parser.parse(text).get(document)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             refuse(file_, simdjson::error_message(error));

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "../error.hpp"
-#include "utf8.hpp"
+#include "../text/utf8.hpp"
 
 namespace ftmpi {
 

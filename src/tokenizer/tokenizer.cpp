@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../error.hpp"
+#include "../text/utf8.hpp"
 #include "definition.hpp"
 #include "normalizer.hpp"
 

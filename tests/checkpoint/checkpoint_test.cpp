@@ -262,11 +262,11 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
         {R"({"__metadata__":{"scale_layout":"swizzled_128x4"},)" + two_floats + "}", 8,
          "layout not sliceable"},
         {R"({"__metadata__":{"scales_interleaved":"true"},)" + two_floats + "}", 8, "layout not sliceable"},
-        {R"({},"__metadata__":{"k":"v"}})", 0, "trailing bytes after the JSON header at byte 2"},
-        {"{" + two_floats + "} x", 8, "trailing bytes after the JSON header at byte 55"},
-        {"{" + two_floats + ",}", 8, "not valid JSON at byte 54"},
-        {R"({"w" 1})", 0, "not valid JSON at byte 5"},
-        {R"({"w":{"dtype":"F32","shape":[02],"data_offsets":[0,8]}})", 8, "not valid JSON at byte 30"},
+        {R"({},"__metadata__":{"k":"v"}})", 0, "not valid JSON"},
+        {"{" + two_floats + "} x", 8, "not valid JSON"},
+        {"{" + two_floats + ",}", 8, "not valid JSON: The JSON document has an improper structure"},
+        {R"({"w" 1})", 0, "not valid JSON"},
+        {R"({"w":{"dtype":"F32","shape":[02],"data_offsets":[0,8]}})", 8, "not valid JSON"},
         {"{" + two_floats, 8, "not valid JSON"},
         {"\xef\xbb\xbf{" + two_floats + "}", 8, "byte order mark"},
         {" {" + two_floats + "}", 8, "does not begin with '{'"},
@@ -275,11 +275,11 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
          "\"a\\x00b\" holds a control character"},
         {R"({"a\nb":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "holds a control character"},
         {R"({"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "empty name"},
-        {"{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "cannot be read"},
+        {"{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "not valid JSON"},
         {"{\"w\":" + std::string(100'000, '['), 0, "not valid JSON"},
-        {"{\"w\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}", 0, "cannot be read"},
+        {"{\"w\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}", 0, "too deep"},
         {R"({"w":{"dtype":"U8","shape":[99999999999999999999999],"data_offsets":[0,1]}})", 1,
-         "cannot be read"},
+         "not valid JSON"},
     };
     for (const auto& row : table) {
         raw(row.header, row.data);
@@ -290,7 +290,7 @@ BOOST_FIXTURE_TEST_CASE(header_text_is_strict, SingleFile) {
     raw("{" + two_floats + "}  ", 8, {.header_length = {}, .padding = '\0'});
     BOOST_TEST(refusal(directory.path()) == "");  // 56 bytes: nothing was padded
     raw("{" + two_floats + " }  ", 8, {.header_length = {}, .padding = '\0'});
-    expect_refused(directory.path(), {"trailing bytes after the JSON header"});
+    expect_refused(directory.path(), {"not valid JSON", "damaged download"});
 }
 
 BOOST_FIXTURE_TEST_CASE(unknown_dtypes_matter_only_where_they_are_needed, SingleFile) {

@@ -453,4 +453,3 @@ BOOST_FIXTURE_TEST_CASE(hf_quant_config_is_read_beside_config, Folder) {
     write_file(directory / "hf_quant_config.json", "{}");
     expect_refused(outer, {"hf_quant_config.json: quantization is missing"});
 }
-

@@ -91,7 +91,7 @@ if [ $# = 0 ]; then
     expect_code 2 env OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=9 "$ftmpi" --model "$model" --prompt And --output n.h5
     # The deadline is a number that a wait can have, and is said as it was given.
     expect_code 2 "$ftmpi" --model "$model" --prompt And --output n.h5 --timeout 0.001
-    says "'0.001' and must be at least 0.1"
+    says "\"0.001\" and must be at least 0.1"
     FTMPI_FAULT=1:load:stop expect_code 6 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt And --output n.h5 --timeout 1.5
     says "did not come back within 1.5 s"
     rm -f n.h5*

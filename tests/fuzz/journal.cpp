@@ -12,8 +12,8 @@
 #include "digest.hpp"
 #include "fuzz.hpp"
 #include "results.hpp"
-#include "results/utf8.hpp"
 #include "results/wire.hpp"
+#include "text/utf8.hpp"
 
 using namespace ftmpi;
 using namespace ftmpi::fuzz;

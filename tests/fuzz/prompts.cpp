@@ -3,7 +3,7 @@
 
 #include "fuzz.hpp"
 #include "options.hpp"
-#include "options/values.hpp"
+#include "text/utf8.hpp"
 
 using namespace ftmpi;
 using namespace ftmpi::fuzz;
@@ -29,8 +29,8 @@ void check(const std::vector<PromptText>& prompts, std::string_view input, bool 
     for (const auto& p : prompts) {
         std::string fault;
         require(p.text.empty() != p.ids.empty(), "a prompt is a text or ids");
-        require(values::find_invalid_utf8(p.text, fault) == std::string_view::npos, "a text is UTF-8", fault);
-        require(values::find_invalid_utf8(p.id, fault) == std::string_view::npos, "an id is UTF-8", fault);
+        require(find_invalid_utf8(p.text, &fault) == std::string_view::npos, "a text is UTF-8", fault);
+        require(find_invalid_utf8(p.id, &fault) == std::string_view::npos, "an id is UTF-8", fault);
         require(p.id.empty() || ids.insert(p.id).second, "ids are unique", p.id);
         require(!p.max_tokens || *p.max_tokens >= 1, "max_tokens is positive");
         for (const auto id : p.ids) require(id >= 0, "token ids are not negative");

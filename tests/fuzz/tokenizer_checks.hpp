@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fuzz.hpp"
+#include "text/utf8.hpp"
 #include "tokenizer.hpp"
 
 namespace ftmpi::fuzz {

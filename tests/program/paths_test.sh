@@ -135,7 +135,7 @@ done
 # What a shell pipes in is no file either; and standard input that is one may be named.
 echo And | limited "$ftmpi" --model m --prompts /dev/stdin --output res/x.h5 >out.txt 2>err
 same $? 3 "exit code for prompts through a pipe"
-says "is not a regular file"
+says "is a named pipe, not a regular file"
 limited "$ftmpi" --model m --prompts /dev/stdin --output res/x.h5 --max-tokens 1 <p.txt >out.txt 2>err
 same $? 0 "exit code for prompts from standard input"
 rm -f res/x.h5

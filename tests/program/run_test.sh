@@ -167,7 +167,7 @@ if grep -q '^loaded in' err; then bad "weights were loaded for nothing"; else ok
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --context 1000000000 --output big.h5
 absent big.h5
 expect_code 2 "$ftmpi" --model "$model" --prompt "And" --max-tokens 0 --output zero.h5
-says "--max-tokens is '0' and must be between 1 and 2147483648"
+says "--max-tokens is \"0\" and must be between 1 and 2147483648"
 # A size without a unit is one of bytes, which is said where it was hardly meant so.
 expect_code 4 "$ftmpi" --model "$model" --prompt "And" --backend cpu --memory-limit 20 --output zero.h5
 says ", has 20 B, misses "
@@ -312,6 +312,6 @@ expect_code 2 "$ftmpi" plan --job run.ini --max-tokens 8
 says "--max-tokens does not belong"
 printf 'top-p = 3\n' >>run.ini
 expect_code 2 "$ftmpi" plan --job run.ini
-says "run.ini:7: top-p is '3' and must be"
+says "run.ini:7: top-p is \"3\" and must be"
 expect_code 0 "$ftmpi" plan --model "$model" --hardware 24GiB@1008,16GiB@288
 finish

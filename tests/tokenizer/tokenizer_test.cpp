@@ -16,7 +16,7 @@
 
 #include "error.hpp"
 #include "refusal.hpp"
-#include "tokenizer/utf8.hpp"
+#include "text/utf8.hpp"
 #include "tokenizer_file.hpp"
 
 using namespace ftmpi;

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "../tokenizer.hpp"
-
 namespace ftmpi {
 
 namespace {
@@ -78,6 +76,19 @@ std::size_t find_invalid_utf8(std::string_view text, std::string* what) {
         i += sequence.length;
     }
     return std::string_view::npos;
+}
+
+std::string readable_text(std::string_view bytes) {
+    std::string text;
+    text.reserve(bytes.size());
+    while (!bytes.empty()) {
+        const auto sequence = first_sequence(bytes);
+        if (sequence.kind == Utf8Sequence::Kind::character && bytes[0] != '\0')
+            text.append(bytes.substr(0, sequence.length));
+        else text += kReplacement;
+        bytes.remove_prefix(sequence.length);
+    }
+    return text;
 }
 
 std::string Utf8Stream::push(std::string_view bytes) {

@@ -45,4 +45,25 @@ inline bool is_continuation(char byte) { return (static_cast<unsigned char>(byte
 /// `c` is a Unicode scalar value.
 void append_character(std::string& text, char32_t c);
 
+/// First invalid byte of `text`, or npos when all of it is UTF-8; `what` (if given) gets "truncated",
+/// "surrogate", ...
+std::size_t find_invalid_utf8(std::string_view text, std::string* what = nullptr);
+
+/// `bytes` as UTF-8 without NUL: each NUL and each longest start of a character that is none becomes U+FFFD.
+/// Equal to `bytes` exactly when nothing had to be replaced.
+std::string readable_text(std::string_view bytes);
+
+/// Turns token bytes into text that is valid UTF-8 at every moment: an unfinished character is held back
+/// until the bytes that complete it arrive, a byte that cannot be part of a character becomes U+FFFD.
+class Utf8Stream {
+public:
+    /// Bytes to show now.
+    std::string push(std::string_view bytes);
+    /// What is left at the end: U+FFFD for an unfinished character, else nothing.
+    std::string finish();
+
+private:
+    std::string held_;
+};
+
 }  // namespace ftmpi
