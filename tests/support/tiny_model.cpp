@@ -299,7 +299,7 @@ TinySpec TinySpec::qwen3(Layout layout) {
     s.rope_theta = 1000000;
     s.experts = 8;
     s.top_k = 3;
-    s.expert_width = 48;
+    s.expert_width = layout == Layout::mxfp4 || layout == Layout::mixed ? 64 : 48;  // groups of 32, of 16
     s.layout = layout;
     s.prefix = "model.";
     return s;
