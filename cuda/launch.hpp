@@ -94,9 +94,6 @@ void experts_down(const Matrix& routed, const Matrix* shared, const Routes& rout
 
 // ---- steps
 // ----------------------------------------------------------------------------------------------------------
-/// x[t] = row[t] of `rows` bf16 rows without gaps; the memory may be page-locked host memory.
-void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x,
-                cudaStream_t stream);
 /// x[t] = table[rows[t].token]
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
 /// Backend::place_rows(). `rows` travels with the launch, so there is no host memory that a step in flight

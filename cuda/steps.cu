@@ -10,12 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void widen(const std::uint16_t* from, std::int64_t n, float* x) {
-    for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
-         i += std::int64_t{gridDim.x} * blockDim.x)
-        x[i] = num::from_bf16(from[i]);
-}
-
 /// One block a row; the table lies in the matrix layout.
 __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     const std::uint8_t* codes = table.codes + rows[blockIdx.x].token * table.code_pitch;
@@ -335,14 +329,6 @@ bool norm_fast(const Norm& n, std::int64_t rows, cudaStream_t stream) {
 }
 
 }  // namespace
-
-void widen_rows(const std::uint16_t* from, std::int64_t rows, std::int64_t cols, float* x,
-                cudaStream_t stream) {
-    const std::int64_t n = rows * cols;
-    launch("embed", widen,
-           dim3(static_cast<unsigned>(std::min<std::int64_t>((n + kThreads - 1) / kThreads, 65535))),
-           dim3(kThreads), 0, stream, from, n, x);
-}
 
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream) {
     launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream,

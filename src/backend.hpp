@@ -215,8 +215,8 @@ public:
     /// Copies rows out of the mapped file into the backend's layout. Refuses (Exit::bad_input, naming the
     /// tensor, the count and the first index) NaN codes and scales that are NaN, negative or infinite.
     virtual std::unique_ptr<Matrix> load(const MatrixSource& source) = 0;
-    /// A lookup table [rows][cols] of bf16 that stays in host memory (the mapped file) or is copied to the
-    /// device.
+    /// A lookup table [rows][cols] of bf16, f16 or f32 that stays in host memory (the mapped file) or is
+    /// copied to the device.
     virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) = 0;
 
     /// True: project() and attention() of the calls that follow may round activations to bf16 and use tensor

@@ -12,12 +12,15 @@
 
 namespace ftmpi {
 
+/// New formats go to the end: kernels count by these numbers.
 enum class Format {
     bf16,       ///< bfloat16, no scale
     fp8_row,    ///< e4m3 codes, one fp32 scale a row (a per-tensor scale is the same one for each row)
     fp8_block,  ///< e4m3 codes, one fp32 scale per 128 columns of a row (expanded from 128x128 blocks)
     nvfp4,  ///< e2m1 codes, e4m3 scale per 16 columns, one fp32 multiplier a row (the tensor's global scale)
     mxfp4,  ///< e2m1 codes, e8m0 scale per 32 columns
+    f16,    ///< IEEE half precision, no scale
+    f32,    ///< IEEE single precision, no scale
 };
 
 constexpr std::string_view name_of(Format f) {
@@ -27,6 +30,8 @@ constexpr std::string_view name_of(Format f) {
         case Format::fp8_block: return "FP8-128x128";
         case Format::nvfp4: return "NVFP4";
         case Format::mxfp4: return "MXFP4";
+        case Format::f16: return "F16";
+        case Format::f32: return "F32";
     }
     return "?";
 }
@@ -35,10 +40,15 @@ constexpr std::string_view name_of(Format f) {
 /// formats).
 constexpr bool is_4bit(Format f) { return f == Format::nvfp4 || f == Format::mxfp4; }
 
+/// True when the codes are the values: no scale of any kind.
+constexpr bool is_plain(Format f) { return f == Format::bf16 || f == Format::f16 || f == Format::f32; }
+
 /// Bytes of the codes of one row of `cols` elements. `cols` is even for 4-bit formats.
 constexpr std::size_t code_bytes(Format f, std::int64_t cols) {
     switch (f) {
-        case Format::bf16: return static_cast<std::size_t>(cols) * 2;
+        case Format::f32: return static_cast<std::size_t>(cols) * 4;
+        case Format::bf16:
+        case Format::f16: return static_cast<std::size_t>(cols) * 2;
         case Format::fp8_row:
         case Format::fp8_block: return static_cast<std::size_t>(cols);
         case Format::nvfp4:
@@ -99,13 +109,13 @@ struct RowBlock {
     const std::byte* scales =
         nullptr;  ///< nvfp4, mxfp4: first row's inner scales. fp8_block: the tensor's block scale plane
     std::size_t scale_pitch = 0;  ///< bytes from one row (fp8_block: one block row) of scales to the next
-    DType scale_type = DType::f8_e4m3;  ///< fp8_block: bf16 or f32
+    DType scale_type = DType::f8_e4m3;  ///< fp8_block: bf16, f16 or f32
     std::int64_t first_row =
         0;                    ///< fp8_block: index in the stored tensor of the first row, to find its block
     float multiplier = 1.0f;  ///< fp8_row, nvfp4: per-tensor scale
     const std::byte* row_scales =
         nullptr;  ///< fp8_row with a scale a row: first row's scale (overrides multiplier)
-    DType row_scale_type = DType::f32;  ///< bf16 or f32
+    DType row_scale_type = DType::f32;  ///< bf16, f16 or f32
     std::string_view name;              ///< the stored tensor's name, for messages
     std::int64_t stored_row =
         0;  ///< the row of the stored tensor that comes first, for messages (fused experts: counted through)

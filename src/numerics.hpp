@@ -97,6 +97,14 @@ FTMPI_HD std::uint16_t to_bf16(float x) {
     return static_cast<std::uint16_t>(s | (r > 0x7f7fu ? 0x7f7fu : r));
 }
 
+/// IEEE half precision.
+FTMPI_HD float from_f16(std::uint16_t b) {
+    const std::uint32_t s = static_cast<std::uint32_t>(b & 0x8000u) << 16, m = b & 0x7fffu;
+    if (m >= 0x7c00u) return float_of(s | (m << 13) | 0x7f800000u);
+    if (m >= 0x400u) return float_of(s | ((m << 13) + (112u << 23)));
+    return float_of(s | bits_of(static_cast<float>(m) * 5.9604644775390625e-8f));  // subnormal: m * 2^-24
+}
+
 /// e4m3 (fn: no infinities, 0x7f and 0xff are NaN).
 FTMPI_HD float from_e4m3(std::uint8_t b) {
     const std::uint32_t s = static_cast<std::uint32_t>(b & 0x80u) << 24, m = b & 0x7fu;
@@ -218,6 +226,7 @@ template <class A, class B> FTMPI_HD float fma_chunk(std::int64_t k0, int n, A a
     return c;
 }
 
+/// Two rows of floats; weights stored as BF16, F16 or F32 count as the floats they are.
 FTMPI_HD float dot(const float* a, const float* b, std::int64_t count) {
     return ordered_sum(count, [=](std::int64_t k0, int n) {
         return fma_chunk(
@@ -235,14 +244,6 @@ FTMPI_HD float sum(const float* x, std::int64_t count) {
 }
 
 FTMPI_HD float sum_of_squares(const float* x, std::int64_t count) { return dot(x, x, count); }
-
-/// BF16 weights. The row's result; no scale.
-FTMPI_HD float dot_bf16(const std::uint16_t* w, const float* x, std::int64_t count) {
-    return ordered_sum(count, [=](std::int64_t k0, int n) {
-        return fma_chunk(
-            k0, n, [=](std::int64_t k) { return from_bf16(w[k]); }, [=](std::int64_t k) { return x[k]; });
-    });
-}
 
 /// e4m3 weights with one multiplier for the row, applied once at the end.
 FTMPI_HD float dot_fp8_row(const std::uint8_t* w, float multiplier, const float* x, std::int64_t count) {

@@ -42,11 +42,17 @@ std::uint16_t read_u16(const std::byte* p) {
     return x;
 }
 
+DType type_of(Format plain) {
+    return plain == Format::bf16 ? DType::bf16 : plain == Format::f16 ? DType::f16 : DType::f32;
+}
+
 void find_codes(const MatrixSource& s, const RowBlock& b, std::int64_t row, Faults& faults) {
     const std::byte* p = b.codes + static_cast<std::size_t>(row) * b.pitch;
+    const DType type = type_of(s.format);
     for (std::int64_t k = 0; k < s.cols; ++k)
-        if (s.format == Format::bf16 ? (read_u16(p + 2 * k) & 0x7f80u) == 0x7f80u
-                                     : (static_cast<std::uint8_t>(p[k]) & 0x7fu) == 0x7fu)
+        if (is_plain(s.format)
+                ? !num::is_finite(value_at(p + static_cast<std::size_t>(k) * size_of(type), type))
+                : (static_cast<std::uint8_t>(p[k]) & 0x7fu) == 0x7fu)
             faults.add(row, k);
 }
 
@@ -82,19 +88,24 @@ void find_scales(const MatrixSource& s, const RowBlock& b, std::int64_t row, Fau
 
 }  // namespace
 
-float scale_value(const std::byte* p, DType type, const RowBlock& block) {
+float value_at(const std::byte* p, DType type) {
     if (type == DType::bf16) return num::from_bf16(read_u16(p));
-    if (type != DType::f32)
-        throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " +
-                                         std::string(name_of(type)) +
-                                         " are not supported here; BF16 and F32 are");
+    if (type == DType::f16) return num::from_f16(read_u16(p));
     float x;
     std::memcpy(&x, p, 4);
     return x;
 }
 
+float scale_value(const std::byte* p, DType type, const RowBlock& block) {
+    if (!is_float(type))
+        throw Error(Exit::bad_input, "tensor " + std::string(block.name) + ": scales of type " +
+                                         std::string(name_of(type)) +
+                                         " are not supported here; BF16, F16 and F32 are");
+    return value_at(p, type);
+}
+
 void refuse_faults(const MatrixSource& source, const RowBlock& block) {
-    Faults codes(block, "weight", source.format == Format::bf16 ? "infinite or NaN" : "coded as NaN");
+    Faults codes(block, "weight", is_plain(source.format) ? "infinite or NaN" : "coded as NaN");
     Faults scales(block, "scale", "NaN, negative or infinite");
     for (std::int64_t r = 0; r < block.rows; ++r) {
         if (!is_4bit(source.format)) find_codes(source, block, r, codes);
@@ -132,28 +143,30 @@ void check_shape(const MatrixSource& s) {
 
 void check_table(const MatrixSource& source) {
     check_shape(source);
-    if (source.format != Format::bf16 || source.groups != 1)
-        throw Error(Exit::failure,
-                    "a lookup table is one group of BF16 rows, not " + std::string(name_of(source.format)));
+    if (!is_plain(source.format) || source.groups != 1)
+        throw Error(Exit::failure, "a lookup table is one group of rows without scales, not " +
+                                       std::string(name_of(source.format)));
 }
 
-void StoredRows::add(std::int64_t rows, const std::byte* data, std::size_t pitch, std::string_view name) {
+void StoredRows::add(Format format, std::int64_t rows, const std::byte* data, std::size_t pitch,
+                     std::string_view name) {
     const std::int64_t first = pieces_.empty() ? 0 : pieces_.back().first + pieces_.back().rows;
-    pieces_.push_back({first, rows, data, pitch, std::string(name)});
+    pieces_.push_back({type_of(format), first, rows, data, pitch, std::string(name)});
 }
 
-void StoredRows::copy_row(std::int64_t row, std::int64_t cols, std::uint16_t* to) const {
+void StoredRows::copy_row(std::int64_t row, std::int64_t cols, float* to) const {
     const auto piece =
         std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& p) { return row < p.first + p.rows; });
     if (piece == pieces_.end() || row < 0)
         throw Error(Exit::failure, "row " + std::to_string(row) + " is not in the lookup table");
-    std::memcpy(to, piece->data + static_cast<std::size_t>(row - piece->first) * piece->pitch,
-                static_cast<std::size_t>(cols) * 2);
-    for (std::int64_t i = 0; i < cols; ++i)
-        if ((to[i] & 0x7f80u) == 0x7f80u)
+    const std::byte* from = piece->data + static_cast<std::size_t>(row - piece->first) * piece->pitch;
+    for (std::int64_t i = 0; i < cols; ++i, from += size_of(piece->type)) {
+        to[i] = value_at(from, piece->type);
+        if (!num::is_finite(to[i]))
             throw Error(Exit::bad_input, "tensor " + piece->name + ": the weight at row " +
                                              std::to_string(row) + ", column " + std::to_string(i) +
                                              " is infinite or NaN");
+    }
 }
 
 }  // namespace ftmpi

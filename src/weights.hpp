@@ -71,7 +71,7 @@ public:
 
 private:
     void root(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix);
-    void layer(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix, Layer& to);
+    void layer(Resolver& resolver, const std::string& prefix, Layer& to);
     void account(const Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix);
     void require_one_format(std::size_t layer) const;
 

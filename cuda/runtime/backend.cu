@@ -192,7 +192,8 @@ public:
         table->rows = source.rows;
         table->cols = source.cols;
         if (on_host) {
-            for (const RowBlock& b : source.blocks) table->stored.add(b.rows, b.codes, b.pitch, b.name);
+            for (const RowBlock& b : source.blocks)
+                table->stored.add(source.format, b.rows, b.codes, b.pitch, b.name);
         } else {
             table->device = std::make_unique<CudaMatrix>(*this, source);
             loader_.load(source, table->device->view());
@@ -221,14 +222,14 @@ public:
         if (table->device) return cuda::embed(*table->device, rows, x, stream_.get());
         Gather& gather = gathers_[next_gather_++ % 2];
         gather.free.wait();
-        gather.grow(static_cast<std::size_t>(rows.count() * table->cols) * 2);
-        auto* to = static_cast<std::uint16_t*>(gather.memory.data());
+        const auto bytes = static_cast<std::size_t>(rows.count() * table->cols) * sizeof(float);
+        gather.grow(bytes);
+        auto* to = static_cast<float*>(gather.memory.data());
         for (const Row& row : rows.host) {
             table->stored.copy_row(row.token, table->cols, to);
             to += table->cols;
         }
-        widen_rows(static_cast<const std::uint16_t*>(gather.memory.data()), rows.count(), table->cols, x,
-                   stream_.get());
+        FTMPI_CUDA(cudaMemcpyAsync(x, gather.memory.data(), bytes, cudaMemcpyHostToDevice, stream_.get()));
         gather.free.record(stream_.get());
     }
     bool embeds_from_device(const Matrix& matrix) const override {

@@ -96,6 +96,10 @@ void launch_repack(const Run* runs, int count, const MatrixView& to, int* first_
 }
 
 CudaMatrix::CudaMatrix(Backend& backend, const MatrixSource& s) {
+    if (s.format == Format::f16 || s.format == Format::f32)
+        throw Error(Exit::bad_input, "tensor " + std::string(s.blocks.empty() ? "?" : s.blocks[0].name) +
+                                         ": weights of type " + std::string(name_of(s.format)) +
+                                         " run on the CPU only");
     format = s.format;
     groups = s.groups;
     rows = s.rows;

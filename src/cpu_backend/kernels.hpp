@@ -5,6 +5,7 @@
 // Layout of a matrix (one group): tiles of 16 rows, the rows of a tile interleaved so that a vector lane is a
 // row.
 //   bf16        column pairs [cols / 2][16 rows][2]; an odd last column [16 rows]
+//   f16, f32    columns [cols][16 rows]
 //   e4m3        the same with bytes
 //   e2m1        octets of columns [cols / 8][16 rows][4 bytes]; the last one is short when cols is no
 //   multiple of 8 scales      [scale index][16 rows] multipliers [rows]

@@ -18,9 +18,10 @@ template <int N, class Op> [[gnu::always_inline]] inline void unroll(Op op) {
 }
 #define FTMPI_UNROLLED(i) [&](auto i) __attribute__((always_inline))
 
-/// The ways a tile's columns are stored. four(): the rows' values in columns k .. k + 3, k a multiple of 4.
+/// The ways a tile's columns are stored: kBytes of a code, kTogether columns of a row side by side. four():
+/// the rows' values in columns k .. k + 3, k a multiple of 4.
 struct Bf16Tile {
-    static constexpr int kBytes = 2;
+    static constexpr int kBytes = 2, kTogether = 2;
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
         const std::uint8_t* p = tile + k * 32;
         const I high = iset(static_cast<int>(0xffff0000u)), v0 = iload(p), v1 = iload(p + 64);
@@ -30,8 +31,14 @@ struct Bf16Tile {
         w[3] = as_float(iand(v1, high));
     }
 };
+struct F16Tile {
+    static constexpr int kBytes = 2, kTogether = 1;
+    static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
+        for (int i = 0; i < 4; ++i) w[i] = load_f16(tile + (k + i) * 32);
+    }
+};
 struct E4m3Tile {
-    static constexpr int kBytes = 1;
+    static constexpr int kBytes = 1, kTogether = 2;
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
         e4m3_four(tile + k * 16, w);
         for (int i = 0; i < 4; ++i) w[i] = mul(w[i], set(256.0f));
@@ -39,12 +46,12 @@ struct E4m3Tile {
 };
 /// 1/256 of the weights, for inputs that are 256 times themselves: the same products.
 struct E4m3Tile256th {
-    static constexpr int kBytes = 1;
+    static constexpr int kBytes = 1, kTogether = 2;
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) { e4m3_four(tile + k * 16, w); }
 };
-/// Decoded columns, [cols][16] floats.
+/// F32 weights, or decoded columns: [cols][16] floats.
 struct FloatTile {
-    static constexpr int kBytes = 4;
+    static constexpr int kBytes = 4, kTogether = 1;
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
         const float* p = reinterpret_cast<const float*>(tile) + k * 16;
         for (int i = 0; i < 4; ++i) w[i] = load(p + 16 * i);
@@ -64,9 +71,9 @@ template <class Tile> void decode(const std::uint8_t* tile, std::int64_t k0, int
     // partner.
     std::uint8_t four[64 * Tile::kBytes] = {};
     const std::uint8_t* from = tile + (k0 + j) * 16 * Tile::kBytes;
-    const int whole = (n - j) / 2 * 32 * Tile::kBytes;
+    const int whole = (n - j) / Tile::kTogether * Tile::kTogether * 16 * Tile::kBytes;
     std::memcpy(four, from, static_cast<std::size_t>(whole));
-    if ((n - j) % 2)
+    if ((n - j) % Tile::kTogether)
         for (int r = 0; r < 16; ++r)
             std::memcpy(four + whole + 2 * r * Tile::kBytes, from + whole + r * Tile::kBytes, Tile::kBytes);
     Tile::four(four, 0, w);
@@ -265,6 +272,8 @@ void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow
             if (by_256th) tile_dot<E4m3Tile256th>(codes, blocks, m.cols, x, rows, total);
             else if (e4m3) tile_dot<E4m3Tile>(codes, blocks, m.cols, x, rows, total);
             else if (m.format == Format::bf16) tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
+            else if (m.format == Format::f16) tile_dot<F16Tile>(codes, nullptr, m.cols, x, rows, total);
+            else if (m.format == Format::f32) tile_dot<FloatTile>(codes, nullptr, m.cols, x, rows, total);
             else if (m.format == Format::nvfp4)
                 tile_dot_4bit<true>(codes, scales, m.cols, in + r0, rows, total);
             else tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);

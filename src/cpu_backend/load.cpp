@@ -76,13 +76,17 @@ bool fill_multiplier(const MatrixSource& s, const RowBlock& b, std::int64_t row,
 
 bool has_faulty_codes(const MatrixSource& s, const std::byte* codes) {
     unsigned faulty = 0;
-    if (s.format == Format::bf16) {
+    const auto any = [&](auto code, auto exponent) {  // an exponent of all ones
         for (std::int64_t k = 0; k < s.cols; ++k) {
-            std::uint16_t code;  // the mapped file need not be aligned
-            std::memcpy(&code, codes + 2 * k, 2);
-            faulty |= (code & 0x7f80u) == 0x7f80u;
+            std::memcpy(&code, codes + static_cast<std::size_t>(k) * sizeof code,
+                        sizeof code);  // not aligned
+            faulty |= (code & exponent) == exponent;
         }
-    } else if (!is_4bit(s.format)) {
+    };
+    if (s.format == Format::bf16) any(std::uint16_t{}, 0x7f80u);
+    else if (s.format == Format::f16) any(std::uint16_t{}, 0x7c00u);
+    else if (s.format == Format::f32) any(std::uint32_t{}, 0x7f800000u);
+    else if (!is_4bit(s.format)) {
         for (std::int64_t k = 0; k < s.cols; ++k)
             faulty |= (static_cast<std::uint8_t>(codes[k]) & 0x7fu) == 0x7fu;
     }
@@ -146,7 +150,9 @@ std::unique_ptr<Matrix> CpuBackend::load(const MatrixSource& source) {
             const std::size_t bytes = code_bytes(source.format, source.cols);
             faulty |= has_faulty_codes(source, from);
             switch (source.format) {
-                case Format::bf16: interleave<4>(from, bytes, lane, to); break;
+                case Format::bf16:
+                case Format::f32: interleave<4>(from, bytes, lane, to); break;
+                case Format::f16:
                 case Format::fp8_row: interleave<2>(from, bytes, lane, to); break;
                 case Format::fp8_block:
                     interleave<2>(from, bytes, lane, to);
@@ -174,15 +180,16 @@ std::unique_ptr<Matrix> CpuBackend::load_table(const MatrixSource& source, bool 
     table->rows = source.rows;
     table->cols = source.cols;
     if (on_host) {
-        for (const RowBlock& b : source.blocks) table->stored.add(b.rows, b.codes, b.pitch, b.name);
+        for (const RowBlock& b : source.blocks)
+            table->stored.add(source.format, b.rows, b.codes, b.pitch, b.name);
         return table;
     }
-    const std::size_t width = static_cast<std::size_t>(source.cols) * 2;
+    const std::size_t width = code_bytes(source.format, source.cols);
     table->bytes = width * static_cast<std::size_t>(source.rows);
     table->copy = DeviceArray<std::uint8_t>(*this, static_cast<std::int64_t>(table->bytes), "embedding");
     auto* to = reinterpret_cast<std::byte*>(table->copy.data());
     for (const RowBlock& b : source.blocks) {
-        table->stored.add(b.rows, to, width, b.name);
+        table->stored.add(source.format, b.rows, to, width, b.name);
         bool faulty = false;
         for (std::int64_t r = 0; r < b.rows; ++r, to += width) {
             const std::byte* from = b.codes + static_cast<std::size_t>(r) * b.pitch;

@@ -25,7 +25,7 @@ private:
     std::size_t codes_per_tile_, scales_per_tile_, scales_at_, multipliers_at_;
 };
 
-/// Rows of bf16, in the mapped file or copied.
+/// Rows of numbers, in the mapped file or copied.
 class CpuTable : public Matrix {
 public:
     StoredRows stored;

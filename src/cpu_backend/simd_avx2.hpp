@@ -75,6 +75,11 @@ inline F halves(__m256i v) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
 }
 
+/// 16 half precision numbers.
+inline F load_f16(const std::uint8_t* p) {
+    return halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
 /// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's
 /// bits shifted into a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {

@@ -45,6 +45,11 @@ inline I widen_words(const std::uint8_t* p) {
 /// The 32-bit words at base + offsets (bytes).
 inline I gather(const void* base, I offsets) { return _mm512_i32gather_epi32(offsets, base, 1); }
 
+/// 16 half precision numbers.
+inline F load_f16(const std::uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
 /// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values: a code's
 /// bits shifted into a half float, which is exact for subnormals as well.
 inline void e4m3_four(const std::uint8_t* p, F* w) {

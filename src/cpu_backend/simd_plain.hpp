@@ -97,6 +97,12 @@ inline F from_e4m3(const I& b) {
     return lanes<F>([&](int i) { return num::from_e4m3(static_cast<std::uint8_t>(b.v[i])); });
 }
 
+/// 16 half precision numbers.
+inline F load_f16(const std::uint8_t* p) {
+    return lanes<F>(
+        [=](int i) { return num::from_f16(static_cast<std::uint16_t>(p[2 * i] | p[2 * i + 1] << 8)); });
+}
+
 /// Four columns of e4m3 codes, stored as column pairs [2][16 rows][2], as 1/256 of their values (exact).
 inline void e4m3_four(const std::uint8_t* p, F* w) {
     for (int k = 0; k < 4; ++k)

@@ -3,6 +3,7 @@
 
 #include "../error.hpp"
 #include "../numerics.hpp"
+#include "../stored.hpp"
 #include "../weights.hpp"
 #include "resolver.hpp"
 
@@ -10,23 +11,9 @@ namespace ftmpi {
 
 std::vector<float> floats_of(const TensorView& t) {
     std::vector<float> values(static_cast<std::size_t>(t.elements()));
+    if (!is_float(t.dtype)) refuse(t, "expected BF16, F16 or F32");
     for (std::size_t i = 0; i < values.size(); ++i) {
-        if (t.dtype == DType::f32) {
-            std::memcpy(&values[i], t.data + 4 * i, 4);
-        } else if (t.dtype == DType::bf16) {
-            std::uint16_t b;
-            std::memcpy(&b, t.data + 2 * i, 2);
-            values[i] = num::from_bf16(b);
-        } else if (t.dtype == DType::f16) {
-            std::uint16_t b;
-            std::memcpy(&b, t.data + 2 * i, 2);
-            const int e = (b >> 10) & 31, f = b & 1023;
-            const float m = e ? std::ldexp(static_cast<float>(1024 + f), (e == 31 ? 200 : e) - 25)
-                              : std::ldexp(static_cast<float>(f), -24);
-            values[i] = b & 0x8000 ? -m : m;
-        } else {
-            refuse(t, "expected BF16, F16 or F32");
-        }
+        values[i] = value_at(t.data + i * size_of(t.dtype), t.dtype);
         if (!num::is_finite(values[i])) refuse(t, "element " + std::to_string(i) + " is not finite");
     }
     return values;
@@ -83,7 +70,7 @@ bool is_skipped(const Family& family, std::string_view name) {
 /// Scales of quantized activations and attention probabilities: weights are used with fp32 activations, so
 /// they are not needed.
 bool is_activation_scale(std::string_view name) {
-    for (auto suffix : {".input_scale", ".input_global_scale", ".q_scale", ".prob_scale", ".output_scale"})
+    for (auto suffix : {"input_scale", "input_global_scale", ".q_scale", ".prob_scale", ".output_scale"})
         if (name.ends_with(suffix)) return true;
     return false;
 }
@@ -139,8 +126,7 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config)
     layers_.resize(config.layers.size());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         layers_[i].kind = config.layers[i];
-        layer(resolver, checkpoint, prefix + std::string(family_.layers) + std::to_string(i) + ".",
-              layers_[i]);
+        layer(resolver, prefix + std::string(family_.layers) + std::to_string(i) + ".", layers_[i]);
         resolver.give_up();
     }
     account(resolver, checkpoint, prefix);
@@ -150,8 +136,8 @@ Inventory::Inventory(const Checkpoint& checkpoint, const ModelConfig& config)
 /// Embedding, final norm and head.
 void Inventory::root(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix) {
     embedding_ = resolver.matrix(prefix + std::string(family_.embedding), config_.vocab, config_.hidden);
-    if (embedding_.codes && embedding_.format != Format::bf16)
-        refuse(*embedding_.codes, "the embedding must be BF16");
+    if (embedding_.codes && !is_plain(embedding_.format))
+        refuse(*embedding_.codes, "the embedding must be BF16, F16 or F32");
     final_norm_ = resolver.vector(prefix + std::string(family_.final_norm), {config_.hidden});
 
     const std::string head(family_.head);
@@ -161,7 +147,7 @@ void Inventory::root(Resolver& resolver, const Checkpoint& checkpoint, const std
                     "config.json says tie_word_embeddings is false but " + head + ".weight is absent");
     if (stored) head_ = resolver.matrix(head, config_.vocab, config_.hidden);
     if (!config_.tied_embeddings) return;
-    const bool equal = head_.format == Format::bf16 && head_.codes && embedding_.codes &&
+    const bool equal = head_.format == embedding_.format && head_.codes && embedding_.codes &&
                        head_.codes->bytes == embedding_.codes->bytes &&
                        std::memcmp(head_.codes->data, embedding_.codes->data, head_.codes->bytes) == 0;
     if (stored && !equal)
@@ -170,13 +156,12 @@ void Inventory::root(Resolver& resolver, const Checkpoint& checkpoint, const std
     head_ = embedding_;
 }
 
-void Inventory::layer(Resolver& resolver, const Checkpoint& checkpoint, const std::string& prefix,
-                      Layer& to) {
+void Inventory::layer(Resolver& resolver, const std::string& prefix, Layer& to) {
     const auto roles = family_.roles(to.kind);
     const auto name = [&](std::string_view key) { return prefix + std::string(key); };
     // All of a layer's experts are fused, or none.
     const bool fused = std::any_of(roles.begin(), roles.end(), [&](const TensorRole& role) {
-        return !role.fused.empty() && checkpoint.find(name(role.fused));
+        return !role.fused.empty() && resolver.has_fused(name(role.fused));
     });
     for (const TensorRole& role : roles) {
         Tensor& tensor = to.tensors[role.role];

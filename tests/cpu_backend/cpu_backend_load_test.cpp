@@ -116,9 +116,17 @@ BOOST_AUTO_TEST_CASE(codes_that_are_not_numbers_are_counted_and_placed) {
         m.codes[(40 + 39) * m.pitch + 0] = 0x7f;
         check_refused(m.source(), {"test.weight", "3 weights are coded as NaN", "row 20, column 5"});
     }
-    for (std::uint16_t bad : {std::uint16_t{0x7f80}, std::uint16_t{0xff80}, std::uint16_t{0x7fc1}}) {
-        StoredMatrix m(Format::bf16, 1, 6, 33, 3);
-        std::memcpy(&m.codes[m.pitch + 64], &bad, 2);
+    for (const auto& [f, bad] : {std::pair{Format::bf16, 0x7f80u},
+                                 {Format::bf16, 0xff80u},
+                                 {Format::bf16, 0x7fc1u},
+                                 {Format::f16, 0x7c00u},
+                                 {Format::f16, 0xfc00u},
+                                 {Format::f16, 0x7c01u},
+                                 {Format::f32, 0x7f800000u},
+                                 {Format::f32, 0xff800000u},
+                                 {Format::f32, 0x7f800001u}}) {
+        StoredMatrix m(f, 1, 6, 33, 3);
+        std::memcpy(&m.codes[m.pitch + code_bytes(f, 32)], &bad, code_bytes(f, 1));
         check_refused(m.source(), {"test.weight", "1 weight is infinite or NaN", "row 1, column 32"});
         const auto backend = make_cpu_backend(1);
         BOOST_TEST(refusal(Exit::bad_input, [&] {
@@ -141,23 +149,26 @@ BOOST_AUTO_TEST_CASE(block_scales_are_found_by_the_row_in_the_stored_tensor) {
     const float scales[4][2] = {{1, 1}, {2, 2}, {4, 4}, {8, 8}};
     const std::uint16_t bf16_scales[4][2] = {
         {0x3f80, 0x3f80}, {0x4000, 0x4000}, {0x4080, 0x4080}, {0x4100, 0x4100}};
-    for (bool bf16 : {false, true}) {
+    const std::uint16_t f16_scales[4][2] = {
+        {0x3c00, 0x3c00}, {0x4000, 0x4000}, {0x4400, 0x4400}, {0x4800, 0x4800}};
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
         MatrixSource s{Format::fp8_block, 1, 320, 256, {}};
         RowBlock b;
         b.rows = 320;
         b.codes = reinterpret_cast<const std::byte*>(codes.data());
         b.pitch = 256;
-        b.scales = bf16 ? reinterpret_cast<const std::byte*>(bf16_scales)
-                        : reinterpret_cast<const std::byte*>(scales);
-        b.scale_pitch = bf16 ? 4 : 8;
-        b.scale_type = bf16 ? DType::bf16 : DType::f32;
+        b.scales = type == DType::f32    ? reinterpret_cast<const std::byte*>(scales)
+                   : type == DType::bf16 ? reinterpret_cast<const std::byte*>(bf16_scales)
+                                         : reinterpret_cast<const std::byte*>(f16_scales);
+        b.scale_pitch = 2 * size_of(type);
+        b.scale_type = type;
         b.first_row = 192;
         b.name = "w";
         s.blocks.push_back(b);
         const auto out = times_ones(s);
         for (std::size_t r = 0; r < 320; ++r) BOOST_TEST(out[r] == 256.0f * (r < 64 ? 2 : r < 192 ? 4 : 8));
-        s.blocks[0].scale_type = DType::f16;
-        check_refused(s, {"scales of type F16"});
+        s.blocks[0].scale_type = DType::f64;
+        check_refused(s, {"scales of type F64"});
     }
     for (float bad : {kNan, -1.0f, kInfinity}) {
         StoredMatrix m(Format::fp8_block, 1, 16, 256, 1);

@@ -18,8 +18,8 @@ using reference::StoredMatrix;
 
 namespace {
 
-constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4,
-                               Format::mxfp4};
+constexpr Format kFormats[] = {Format::bf16,  Format::fp8_row, Format::fp8_block, Format::nvfp4,
+                               Format::mxfp4, Format::f16,     Format::f32};
 
 void check_projection(const std::vector<NamedBackend>& all, Format f, std::int64_t matrix_rows,
                       std::int64_t cols, const std::vector<std::int64_t>& row_counts,
@@ -65,7 +65,7 @@ BOOST_AUTO_TEST_CASE(columns_that_fill_no_vector) {
     for (Format f : kFormats)
         for (std::int64_t cols : {2, 6, 34, 62, 128, 130, 154, 642})
             check_projection(all, f, 20, cols, {1, 3, 5, 8, 9, 65, 70}, x);
-    for (Format f : {Format::bf16, Format::fp8_row, Format::fp8_block})
+    for (Format f : {Format::bf16, Format::fp8_row, Format::fp8_block, Format::f16, Format::f32})
         for (std::int64_t cols : {1, 3, 33, 129, 513}) check_projection(all, f, 20, cols, {1, 4, 10}, x);
 }
 
@@ -281,21 +281,23 @@ BOOST_AUTO_TEST_CASE(norms_sums_and_lookup) {
             check_equal(h, sum, name);
         }
     }
-    StoredMatrix table(Format::bf16, 1, 9, 20, 7);
     for (const auto& [name, backend] : cpu_backends())
-        for (bool on_host : {true, false}) {
+        for (const auto& [f, on_host] : {std::pair{Format::bf16, true},
+                                         {Format::bf16, false},
+                                         {Format::f16, true},
+                                         {Format::f16, false},
+                                         {Format::f32, true},
+                                         {Format::f32, false}}) {
+            const StoredMatrix table(f, 1, 9, 20, 7);
             const auto m = backend->load_table(table.source(), on_host);
-            BOOST_TEST(m->bytes == (on_host ? 0u : 9u * 20 * 2));
+            BOOST_TEST(m->bytes == (on_host ? 0u : 9u * code_bytes(f, 20)));
             const std::vector<Row> host{{8, 0, 0}, {0, 1, 0}};
             std::vector<float> x(40), want;
             backend->embed(*m, {host, host.data()}, x.data());
-            for (const Row& row : host)
-                for (std::size_t i = 0; i < 20; ++i) {
-                    std::uint16_t code;
-                    std::memcpy(&code,
-                                &table.codes[static_cast<std::size_t>(row.token) * table.pitch + 2 * i], 2);
-                    want.push_back(num::from_bf16(code));
-                }
+            for (const Row& row : host) {
+                const auto values = table.floats(row.token);
+                want.insert(want.end(), values.begin(), values.end());
+            }
             check_equal(x, want, name);
             const std::vector<Row> beyond{{9, 0, 0}};
             BOOST_CHECK_THROW(backend->embed(*m, {beyond, beyond.data()}, x.data()), Error);

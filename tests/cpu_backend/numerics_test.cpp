@@ -88,6 +88,19 @@ BOOST_AUTO_TEST_CASE(stored_formats_decode_to_their_tables) {
     BOOST_TEST(std::isnan(num::from_e8m0(0xff)));
 }
 
+BOOST_AUTO_TEST_CASE(every_half_precision_code_has_its_value) {
+    for (int code = 0; code < 0x10000; ++code) {
+        const int exponent = code >> 10 & 31, fraction = code & 1023;
+        const double magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
+                                 : exponent     ? std::ldexp(1024 + fraction, exponent - 25)
+                                                : std::ldexp(fraction, -24);
+        const float x = num::from_f16(static_cast<std::uint16_t>(code));
+        BOOST_REQUIRE(std::signbit(x) == (code >= 0x8000));
+        if (std::isnan(magnitude)) BOOST_REQUIRE(std::isnan(x));
+        else BOOST_REQUIRE_EQUAL(std::fabs(double{x}), magnitude);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(bf16_rounds_to_nearest_even_and_saturates) {
     const auto values = bf16_values();
     for (std::uint32_t c = 0; c < 0x10000; ++c) {  // every code comes back; infinity saturates

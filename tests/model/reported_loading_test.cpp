@@ -190,12 +190,12 @@ BOOST_AUTO_TEST_CASE(transposed_scales_are_refused) {
                   [](Tensors& t) {
                       swap_last_two(tensor_named(t, kLayer0 + "mlp.experts.gate_up_proj_scale_inv").shape);
                   },
-                  {"gate_up_proj_scale_inv", "does not fit"});
+                  {"gate_up_proj_scale_inv", "nor 128x128 blocks"});
     s.layout = Layout::fp8_row;
     check_refused(
         s,
         [](Tensors& t) { swap_last_two(tensor_named(t, kLayer0 + "mlp.experts.gate_up_proj_scale").shape); },
-        {"gate_up_proj_scale", "does not fit"});
+        {"gate_up_proj_scale", "nor 128x128 blocks"});
 }
 
 BOOST_AUTO_TEST_CASE(one_scale_of_fused_gate_and_up_serves_both_halves) {

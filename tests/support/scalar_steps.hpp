@@ -52,12 +52,17 @@ struct StoredMatrix {
         if (f == Format::fp8_row)
             for (std::int64_t i = 0; i < g * r; ++i) row_scales.push_back(random.unit() * 0.01f + 0.0101f);
         for (std::int64_t i = 0; i < 2 * g; ++i) multipliers.push_back(random.unit() * 0.001f + 0.00101f);
-        if (f == Format::bf16)  // random bits would be anything; keep sizes near 1
+        if (is_plain(f))  // random bits would be anything; keep sizes near 1
             for (std::int64_t i = 0; i < g * r; ++i)
                 for (std::int64_t k = 0; k < c; ++k) {
-                    const std::uint16_t x = num::to_bf16(random.unit());
-                    std::memcpy(&codes[static_cast<std::size_t>(i) * pitch + static_cast<std::size_t>(k) * 2],
-                                &x, 2);
+                    const float wide = random.unit();
+                    const auto half =
+                        static_cast<std::uint16_t>(random.bits() % 0x4000 | (wide < 0 ? 0x8000 : 0));
+                    const std::uint16_t x = f == Format::f16 ? half : num::to_bf16(wide);
+                    const std::size_t size = code_bytes(f, 1);
+                    std::memcpy(
+                        &codes[static_cast<std::size_t>(i) * pitch + static_cast<std::size_t>(k) * size],
+                        size == 4 ? static_cast<const void*>(&wide) : &x, size);
                 }
     }
 
@@ -94,15 +99,26 @@ struct StoredMatrix {
         return s;
     }
 
+    /// Row i of all as floats, of a format without scales.
+    std::vector<float> floats(std::int64_t i) const {
+        const std::uint8_t* w = codes.data() + static_cast<std::size_t>(i) * pitch;
+        std::vector<float> values(static_cast<std::size_t>(cols));
+        if (format == Format::f32) std::memcpy(values.data(), w, values.size() * 4);
+        else
+            for (auto& v : values) {
+                std::uint16_t code;
+                std::memcpy(&code, w, 2);
+                v = format == Format::f16 ? num::from_f16(code) : num::from_bf16(code);
+                w += 2;
+            }
+        return values;
+    }
+
     /// One row of one group times x.
     float dot(std::int64_t group, std::int64_t row, const float* x) const {
         const auto i = static_cast<std::size_t>(group * rows + row);
         const std::uint8_t* w = codes.data() + i * pitch;
-        if (format == Format::bf16) {
-            std::vector<std::uint16_t> aligned(static_cast<std::size_t>(cols));
-            std::memcpy(aligned.data(), w, aligned.size() * 2);
-            return num::dot_bf16(aligned.data(), x, cols);
-        }
+        if (is_plain(format)) return num::dot(floats(static_cast<std::int64_t>(i)).data(), x, cols);
         if (format == Format::fp8_row) return num::dot_fp8_row(w, row_scales[i], x, cols);
         if (format == Format::fp8_block) {
             std::vector<float> s(static_cast<std::size_t>(scales_per_row(format, cols)));

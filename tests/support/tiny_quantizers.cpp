@@ -137,6 +137,14 @@ std::uint8_t encode_e4m3(double x) {
     return sign | static_cast<std::uint8_t>((u >> 49) - ((1023 - 7) << 3));
 }
 
+std::uint16_t encode_f16(double x) {
+    const int sign = std::signbit(x) ? 0x8000 : 0;
+    if (std::fabs(x) >= 65520) return static_cast<std::uint16_t>(sign | 0x7c00);
+    const int exponent = x == 0 ? -14 : std::max(std::ilogb(x), -14);  // that of the subnormals at the least
+    const auto units = static_cast<int>(std::nearbyint(std::ldexp(std::fabs(x), 10 - exponent)));
+    return static_cast<std::uint16_t>(sign | (((exponent + 15) << 10) + units - 1024));
+}
+
 std::uint8_t encode_e2m1(double x) {
     const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 8 : 0);
     x = std::fabs(x);
@@ -148,13 +156,14 @@ std::uint8_t encode_e2m1(double x) {
 }
 
 double round_to(const std::string& dtype, double x) {
+    if (dtype == "F16") return round_fraction(x, 10);  // of the normal range, as scales are
     return dtype == "BF16" ? round_fraction(x, 7) : static_cast<float>(x);
 }
 
 std::vector<std::uint8_t> encode_values(const std::string& dtype, const std::vector<double>& values) {
-    if (dtype == "BF16") {
+    if (dtype == "BF16" || dtype == "F16") {
         std::vector<std::uint16_t> v(values.size());
-        std::transform(values.begin(), values.end(), v.begin(), encode_bf16);
+        std::transform(values.begin(), values.end(), v.begin(), dtype == "F16" ? encode_f16 : encode_bf16);
         return bytes_of(v);
     }
     if (dtype != "F32") throw std::invalid_argument("encode_values: " + dtype);

@@ -28,18 +28,19 @@ enum class Storage {
 struct ScaleForm {
     std::string block_suffix = "weight_scale_inv";  ///< fp8_block; or "weight_scale"
     bool block_rank4 = false;                       ///< fp8_block: scales [o, 1, i, 1] instead of [o, i]
-    std::string dtype = "BF16";                     ///< of row and block scales; or "F32"
+    std::string dtype = "BF16";                     ///< of row and block scales; or "F16", "F32"
     std::string e8m0_dtype = "U8";                  ///< of MXFP4 scales; or "F8_E8M0"
     /// NVFP4: global scales are powers of two, so that a stored reciprocal is exact.
     bool power_of_two_global = false;
 };
 
 std::uint16_t encode_bf16(double x);                  ///< nearest even
+std::uint16_t encode_f16(double x);                   ///< nearest even; infinite beyond the largest
 std::uint8_t encode_e4m3(double x);                   ///< nearest even, saturates at 448
 std::uint8_t encode_e2m1(double x);                   ///< nearest even, saturates at 6
-double round_to(const std::string& dtype, double x);  ///< the nearest value of "BF16" or "F32"
+double round_to(const std::string& dtype, double x);  ///< the nearest value of "BF16", "F16" or "F32"
 
-/// Values as "BF16" or "F32" bytes.
+/// Values as "BF16", "F16" or "F32" bytes.
 std::vector<std::uint8_t> encode_values(const std::string& dtype, const std::vector<double>& values);
 
 double largest_magnitude(const std::vector<double>& values);
