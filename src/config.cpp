@@ -134,6 +134,8 @@ void check_variants(const JsonObject& text, const ModelType& type) {
     };
     must_be("attn_output_gate", type.output_gate);
     must_be("attention_bias", false);
+    must_be("qkv_bias", false);
+    must_be("use_qk_norm", true);
     must_be("norm_topk_prob", true);
     if (!type.norm_topk && !text.has("norm_topk_prob"))
         text.refuse("norm_topk_prob", "is missing", "left out, it means false, which is not computed");

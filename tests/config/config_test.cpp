@@ -193,6 +193,10 @@ BOOST_FIXTURE_TEST_CASE(qwen3_moe_needs_its_own_keys, Folder) {
     const std::string nested = "\"rope_parameters\":{\"rope_theta\":1000000.0,\"rope_type\":\"default\"}";
     BOOST_TEST(load(edited(qwen3_moe, theta, nested)).rope_theta == 1e6);
     BOOST_TEST(load(edited(qwen3_moe, theta, theta + ",\"partial_rotary_factor\":1.0")).rotary_dim == 128);
+    // As Qwen3-Coder says it.
+    const std::string coder =
+        "\"shared_expert_intermediate_size\":0,\"qkv_bias\":false,\"use_qk_norm\":true,";
+    BOOST_TEST(load(edited(qwen3_moe, "\"attention_bias\":false,", coder)).shared_width == 0);
     const auto listed = edited(edited(qwen3_moe, "\"num_hidden_layers\":48", "\"num_hidden_layers\":2"),
                                theta, theta + ",\"layer_types\":[\"full_attention\",\"full_attention\"]");
     BOOST_TEST(load(listed).layers.size() == 2u);
@@ -210,6 +214,8 @@ BOOST_FIXTURE_TEST_CASE(qwen3_moe_needs_its_own_keys, Folder) {
         {"\"decoder_sparse_step\":1", "\"decoder_sparse_step\":2", "decoder_sparse_step is not 1"},
         {"\"attention_bias\":false", "\"attention_bias\":true", "attention_bias is true"},
         {"\"attention_bias\":false", "\"attn_output_gate\":true", "attn_output_gate is true"},
+        {"\"attention_bias\":false", "\"qkv_bias\":true", "qkv_bias is true"},
+        {"\"attention_bias\":false", "\"use_qk_norm\":false", "use_qk_norm is false"},
         {"\"use_sliding_window\":false", "\"use_sliding_window\":true", "use_sliding_window is true"},
         {"\"intermediate_size\":6144", "\"shared_expert_intermediate_size\":768",
          "shared_expert_intermediate_size is not 0"},
