@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets of tests/fuzz with clang, AddressSanitizer and UBSan, and runs each over the kept corpus and beyond it.
 # FTMPI_FUZZ_SECONDS: how long each runs (60 in CI, else 10). FTMPI_FUZZ_TARGETS: only these. FTMPI_FUZZ_CORPUS: a folder that
-# keeps what a run finds, one folder a target in it. A finding ends the test, with the input in base64.
+# keeps what a run finds, one folder a target in it. A finding ends the test, with the input in base64. The inputs that a target
+# begins with are in corpus/TARGET.tar.gz; add_inputs.sh adds to them.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(mkdir -p "${1:?build directory}" && cd "$1" && pwd)/fuzz
@@ -21,7 +22,7 @@ clang++ -fsanitize=fuzzer,address,undefined "$work/probe.cpp" -o "$work/probe" 2
 if ! "$work/probe" -runs=1 >/dev/null 2>&1; then
     export ASAN_OPTIONS=${ASAN_OPTIONS/detect_leaks=1/detect_leaks=0}
     "$work/probe" -runs=1 >/dev/null 2>&1 || skip "programs of libFuzzer do not run here"
-    echo "fuzz: leaks cannot be looked for here (no ptrace)"
+    echo "skipped: leaks in the fuzz targets (no ptrace here)"
 fi
 
 cmake -S "$root" -B "$build" -G Ninja -DFTMPI_FUZZ=ON -DFTMPI_CUDA=OFF -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
@@ -31,10 +32,11 @@ echo "fuzz: built after $SECONDS s; each target runs for $seconds s"
 
 # run_target NAME: one line of figures; when something is found, what it is and the input.
 run_target() {
-    local name=$1 kept=$root/tests/fuzz/corpus/$1 code
+    local name=$1 kept=$work/$1/kept code
     local scratch=${FTMPI_FUZZ_CORPUS:+$FTMPI_FUZZ_CORPUS/$name}
     scratch=${scratch:-$work/$name/corpus}
-    mkdir -p "$work/$name" "$scratch"
+    mkdir -p "$kept" "$scratch"
+    tar -xzf "$root/tests/fuzz/corpus/$name.tar.gz" -C "$kept" || { echo "FAILED: $name has no inputs to begin with"; return 1; }
     local options=(-max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$work/$name/found-")
     local words=$root/tests/fuzz/$([ "$name" = job_file ] && echo job_file.dict || echo json.dict)
     case $name in tokenizer_text | journal) ;; *) options+=(-dict="$words") ;; esac
