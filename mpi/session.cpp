@@ -163,6 +163,7 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     try {
         fault_point(s.rank, phase);
         work();
+        fault_point(s.rank, std::string(phase) + ".done");
         if (stoppable && stop_requested()) mine = {Exit::interrupted, stop_text(), {}};
     } catch (...) { mine = report_of_current_exception(); }
     std::vector<Report> reports(static_cast<std::size_t>(s.size));

@@ -1,10 +1,12 @@
 #include "fault.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
-#include <optional>
+#include <vector>
 
 #include "../../src/error.hpp"
 
@@ -14,6 +16,18 @@ namespace {
 template <class T> bool parse(std::string_view text, T& value) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     return error == std::errc() && end == text.data() + text.size();
+}
+
+/// A line in the file that FTMPI_FAULT_REACHED names, for who waits until the fault is there.
+void announce(const Fault& fault) {
+    const char* path = std::getenv("FTMPI_FAULT_REACHED");
+    if (path == nullptr) return;
+    const std::string line =
+        "reached " + fault.phase + " " + std::to_string(fault.rank) + " " + std::to_string(getpid()) + "\n";
+    const int file = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (file < 0 || ::write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+        throw Error(Exit::usage, std::string("FTMPI_FAULT_REACHED: ") + path + " cannot be written");
+    ::close(file);
 }
 
 void act(const Fault& fault) {
@@ -52,26 +66,38 @@ Fault parse_fault(std::string_view text) {
         fault.phase = phase;
         fault.action = text.substr(last + 1);
         bool known = false;
-        for (const char* action : {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2"})
+        for (const char* action :
+             {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2", "mark"})
             known |= fault.action == action;
         good = good && known && !phase.empty();
     }
     if (!good)
-        throw Error(
-            Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
-            "actions are throw, exit, abort, kill, stop, hang, term, int and int2; unset it for normal work");
+        throw Error(Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
+                    "actions are throw, exit, abort, kill, stop, hang, term, int, int2 and mark; unset it "
+                    "for normal work");
     return fault;
 }
 
 void fault_point(int rank, std::string_view phase) {
-    static const std::optional<Fault> fault = []() -> std::optional<Fault> {
+    struct Armed {
+        Fault fault;
+        long times = 0;  ///< how often its phase was reached
+    };
+    static std::vector<Armed> all = [] {
+        std::vector<Armed> parsed;
         const char* text = std::getenv("FTMPI_FAULT");
-        if (text == nullptr || *text == '\0') return std::nullopt;
-        return parse_fault(text);
+        for (std::string_view rest = text == nullptr ? "" : text; !rest.empty();) {
+            const auto comma = std::min(rest.find(','), rest.size());
+            parsed.push_back({parse_fault(rest.substr(0, comma))});
+            rest.remove_prefix(std::min(comma + 1, rest.size()));
+        }
+        return parsed;
     }();
-    if (!fault || fault->rank != rank || fault->phase != phase) return;
-    static long times = 0;
-    if (++times == fault->time) act(*fault);
+    for (auto& [fault, times] : all) {
+        if (fault.rank != rank || fault.phase != phase || ++times != fault.time) continue;
+        announce(fault);
+        act(fault);
+    }
 }
 
 }  // namespace ftmpi::mpi

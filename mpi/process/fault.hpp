@@ -8,8 +8,10 @@
 namespace ftmpi::mpi {
 
 /// FTMPI_FAULT="RANK:PHASE:ACTION" or "RANK:PHASE#N:ACTION" (the N-th time this phase is reached, from 1).
-/// Actions: throw (an Error), exit (code 3, no clean-up), abort, kill (SIGKILL), stop (SIGSTOP), hang, term
-/// and int (SIGTERM, SIGINT to itself), int2 (SIGINT twice).
+/// Several are joined by commas. Actions: throw (an Error), exit (code 3, no clean-up), abort, kill
+/// (SIGKILL), stop (SIGSTOP), hang, term and int (SIGTERM, SIGINT to itself), int2 (SIGINT twice), mark
+/// (nothing). The phase PHASE.done is reached when the work of an agreed phase is done. Before it acts a
+/// fault adds the line "reached PHASE RANK PID" to the file that FTMPI_FAULT_REACHED names, if any.
 struct Fault {
     int rank = 0;
     std::string phase;

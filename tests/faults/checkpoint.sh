@@ -7,21 +7,21 @@ changed() {
     cp -r "$model" m
     model=$here/m
     shard=m/$(grep -o '"model.embed_tokens.weight": *"[^"]*"\|"model.language_model.embed_tokens.weight": *"[^"]*"' m/model.safetensors.index.json | sed 's/.*: *"//; s/"$//')
-    fault 0:$at:stop
+    # The other rank is done with reading before the file changes.
+    fault 1:load.done:mark,0:$at:stop
     (job 2; echo "$code $took" >result) &
     first=$!
-    pid=$(stopped)
-    # The other rank reads on, and is to be done with it before the file changes.
-    if sanitized; then sleep 4; else sleep 1; fi
+    await grep -q '^reached load.done' at_fault && await grep -q "^reached ${at%#*} 0 " at_fault || complain "the phase was not reached"
+    pid=$(sed -n "s/^reached ${at%#*} 0 //p" at_fault)
+    await is_stopped "$pid" || complain "rank 0 was not stopped"
     "$@" "$shard"
     kill -CONT "$pid"
     wait $first
     read -r code took <result
-    # On a busy machine it is not: then both ranks say the same.
-    sed -i "s/^\(ftmpi: error in load\) on all 2 ranks: /\1 on rank 0 ($(hostname)): /" err
     model=$root/data/tiny-nvfp4
 }
 cut_short() { truncate -s 4096 "$1"; }
+# A clock of the file system ticks every few milliseconds.
 rewritten() { sleep 0.1; printf x | dd of="$1" bs=1 seek=3000000 conv=notrunc 2>/dev/null; }
 replaced() { cp "$1" other && printf x | dd of=other bs=1 seek=3000000 conv=notrunc 2>/dev/null && mv other "$1"; }
 removed() { rm "$1"; }

@@ -122,17 +122,12 @@ case_folder_missing() {
 }
 
 other_cases+=(locked_by_a_run locked_by_a_reader)
-stopped() { # stopped: waits for a process of this case that has stopped itself, and prints its id
+stopped() { # stopped: waits for the process of this case that stops itself, and prints its id
     local pid
-    for _ in $(seq 200); do
-        for pid in $(pgrep -f "^$ftmpi .*$here/"); do
-            grep -q '^State:.T' "/proc/$pid/status" 2>/dev/null && echo "$pid" && return
-        done
-        sleep 0.05
-    done
+    pid=$(reached at_fault) && await is_stopped "$pid" && echo "$pid"
 }
 case_locked_by_a_run() {
-    FTMPI_FAULT=0:decode#40:stop "$ftmpi" --model "$model" --prompts prompts.txt --output "$here/f.h5" >first.out 2>first.err &
+    FTMPI_FAULT=0:decode#40:stop FTMPI_FAULT_REACHED=at_fault "$ftmpi" --model "$model" --prompts prompts.txt --output "$here/f.h5" >first.out 2>first.err &
     local first=$! pid
     pid=$(stopped)
     job 2
@@ -145,7 +140,7 @@ case_locked_by_a_reader() {
     cp "$work/want.h5" f.h5
     flock -x f.h5 sleep 60 &
     local holder=$!
-    sleep 0.3
+    await is_locked f.h5 || complain "the lock was not taken"
     export HDF5_USE_FILE_LOCKING=TRUE
     job 2 --overwrite
     kill $holder

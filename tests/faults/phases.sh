@@ -38,12 +38,9 @@ hung() { # hung PHASE NP
     fault $rank:$1:hang
     job "$2" &
     launcher=$!
-    for _ in $(seq 100); do
-        sleep 0.1
-        pids=$(pgrep -f "^$ftmpi .*$here/")
-        [ "$(wc -w <<<"$pids")" = "$2" ] && break
-    done
-    sleep 3  # until the phase is reached
+    [ -n "$(reached at_fault)" ] || complain "the phase was not reached"
+    pids=$(pgrep -f "^$ftmpi .*$here/")
+    [ "$(wc -w <<<"$pids")" = "$2" ] || complain "$(wc -w <<<"$pids") processes instead of $2"
     began
     # shellcheck disable=SC2086
     kill -TERM $pids
@@ -75,10 +72,10 @@ launched() { # launched SIGNALS: to mpirun
     $("$mpirun" --print -np 2) "$ftmpi" --model "$model" --prompts "$here/prompts.txt" --output "$here/$output" --timeout $deadline \
         --ignore-eos --json >out 2>err </dev/null &
     launcher=$!
-    for _ in $(seq 200); do grep -q '"index":0' out && break; sleep 0.05; done
+    await grep -q '"index":0' out || complain "the first prompt was not answered"
     for signal in $1; do
-        sleep 0.2
         kill -"$signal" $launcher 2>/dev/null
+        sleep 0.2  # two at once would be one
     done
     wait $launcher
     code=$?

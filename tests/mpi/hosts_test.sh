@@ -71,6 +71,8 @@ expect_code 0 "$ftmpi" verify one.h5 tcp.h5
 if command -v h5dump >/dev/null; then
     h5dump -d /ranks/host three.h5 >dumped 2>/dev/null
     for n in "${hosts[@]}"; do grep -q "host$n" dumped && ok || bad "no rank on host$n"; done
+else
+    skipped "the hosts that the result names (h5dump is not installed)"
 fi
 
 # --- hardly any shared memory, and what killed ranks leave there: a /dev/shm of this test's own ------------------------------
@@ -104,14 +106,13 @@ lost() {
     job=$!
     # By its journal as well: the launcher may bring the output late.
     size=
-    for ((i = 0; i < 200; i++)); do
+    for ((i = 0; i < 1200; i++)); do
         grep -q '"index":0' lost.out 2>/dev/null && break
         [ -z "$size" ] || [ "$(stat -c %s lost.h5.journal)" = "$size" ] || break
         size=$(stat -c %s lost.h5.journal 2>/dev/null)
         sleep 0.05
     done
-    if [ $i = 200 ]; then bad "the job did not start"; fi
-    sleep 0.2
+    if [ $i = 1200 ]; then bad "the job did not start"; fi
     "$@"
     begin=$(date +%s%N)
     wait $job
@@ -119,8 +120,8 @@ lost() {
     took=$((($(date +%s%N) - begin) / 1000000))
     cp err lost.err
     if [ $code != 0 ] && [ $code != 124 ]; then ok; else bad "exit code $code: $*"; fi
-    # Open MPI's launcher is given five seconds to end by itself.
-    if [ $took -ge 2000 ] && [ $took -lt $((deadline * 1000 + 5000 + 6000)) ]; then ok; else bad "the job ended after $took ms: $*"; fi
+    # Not before the deadline, and before its own end of 90 s.
+    if [ $took -ge 2000 ] && [ $took -lt 80000 ]; then ok; else bad "the job ended after $took ms: $*"; fi
     same "$(grep -c '^ftmpi: error' err)" 1 "messages: $*"
     [ "$(grep -c '^ftmpi: error' err)" = 1 ] || cat err
     grep -qE "^ftmpi: error on rank 0 \(hosta\): '[a-z ]+' was not finished within $deadline s: waited for rank 1 \(hostb\)" err && ok ||

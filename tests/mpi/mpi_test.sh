@@ -16,7 +16,7 @@ none_left() {
     done
     bad "$(left) processes are left after $1 s ($what)"
 }
-# fails CODE MESSAGES COMMAND...: exit code (any but 0 when CODE is "some"), the number of messages, nothing left, all in 10 s.
+# fails CODE MESSAGES COMMAND...: exit code (any but 0 when CODE is "some"), the number of messages, nothing left, no hang.
 fails() {
     local want=$1 messages=$2 begin=$SECONDS code n
     shift 2
@@ -27,8 +27,8 @@ fails() {
     if [ "$code" = "$want" ]; then ok; else bad "exit code $code instead of $want: $what"; fi
     n=$(grep -c '^ftmpi: error' err)
     if [ "$n" = "$messages" ]; then ok; else bad "$n messages instead of $messages: $what"; cat err; fi
-    if [ $((SECONDS - begin)) -le 10 ]; then ok; else bad "took $((SECONDS - begin)) s: $what"; fi
-    none_left 5
+    if [ $((SECONDS - begin)) -le 40 ]; then ok; else bad "took $((SECONDS - begin)) s: $what"; fi
+    none_left 30
 }
 
 # Open MPI sleeps this long before and after it asks the ranks of a failed job to end; the tests need not.
@@ -91,6 +91,7 @@ case $(mpirun --version 2>/dev/null | head -n 1) in *"Open MPI) 4."*)
     FTMPI_FAULT=1:decode:exit fails 6 1 ranks 3 --mca orte_abort_on_non_zero_status 0 "$probe" phases 2
     says "'heads' was not finished within 2 s: waited for rank 1 ("
     ;;
+*) skipped "a rank that leaves with a code that the launcher lets pass (an option of Open MPI 4)" ;;
 esac
 
 # One rank does not come back: the others name it at the deadline, the first of them speaks.
@@ -105,16 +106,12 @@ FTMPI_FAULT=1:end:stop fails some 1 ranks 3 "$probe" phases 2
 says "error at the end: rank 1 ("
 # begin N ARGS...: starts the probe in the background and waits until one rank of it has stopped, whose process is `stopped`.
 begin() {
-    rm -f out
+    rm -f out at_fault
+    export FTMPI_FAULT_REACHED=$work/at_fault
     # The launcher itself and not the wrappers gets the signals, so it is started without them.
     eval "$("$mpirun" --print -np "$1" "$probe" "${@:2}") >out 2>err </dev/null &"
     launcher=$!
-    for ((i = 0; i < 100; i++)); do
-        stopped=$(ps -o stat=,pid=,args= -A | awk -v probe="$probe" '$1 ~ /^T/ && $3 == probe {print $2}')
-        [ -z "$stopped" ] || return
-        sleep 0.1
-    done
-    bad "no rank stopped"
+    stopped=$(reached at_fault) && await is_stopped "$stopped"
 }
 # ended WHAT: the job that begin() started fails with one message, and nobody stays.
 ended() {
@@ -123,7 +120,7 @@ ended() {
     what=$1
     same "$(grep -c '^ftmpi: error' err)" 1 "messages after $what"
     [ "$(grep -c '^ftmpi: error' err)" = 1 ] || cat err
-    none_left 10
+    none_left 30
 }
 # A rank that was asked to end while it was stopped: the launcher wakes it before it kills it. It has nothing to add.
 for rank in 0 1; do
@@ -140,7 +137,7 @@ export FTMPI_FAULT=1:decode#9:stop
 begin 4 phases 2
 unset FTMPI_FAULT
 kill -STOP "$launcher"
-sleep 6
+sleep 6  # longer than the deadline and what the others give the first one
 kill -CONT "$launcher"
 ended "a slow launcher"
 says "error on rank 0 ("
@@ -180,7 +177,7 @@ for pid in $(ps -o pid=,args= -A | awk -v probe="$probe" '$2 == probe {print $1}
 done
 ended "SIGTERM to a rank that waits"
 says "error in load on rank 0 ("
-if [ $((SECONDS - asked)) -le 10 ]; then ok; else bad "SIGTERM to a rank that waits took $((SECONDS - asked)) s"; fi
+if [ $((SECONDS - asked)) -le 40 ]; then ok; else bad "SIGTERM to a rank that waits took $((SECONDS - asked)) s"; fi
 unset FTMPI_FAULT
 
 # Signals. USR1 to the launcher is passed on: the step is finished, the code is that of an interrupted run.
@@ -189,18 +186,15 @@ start() {
     rm -f out  # what the last loop said is not this one's start
     eval "$("$mpirun" --print -np "$1" "$probe" stop "${2:-20}") >out 2>err </dev/null &"
     launcher=$!
-    for ((i = 0; i < 100; i++)); do
-        [ "$(grep -c '^rank' out 2>/dev/null)" = "$1" ] && return
-        sleep 0.1
-    done
-    bad "the loop did not start"
+    await all_run "$1"
 }
+all_run() { [ "$(grep -c '^rank' out)" = "$1" ]; }
 interrupted() {
     wait "$launcher"
     same "$?" 7 "exit code after $1"
     if grep -q "stopped and written" out; then ok; else bad "nothing was written after $1"; fi
     what=$1
-    none_left 5
+    none_left 30
 }
 start 2
 kill -USR1 "$launcher"
@@ -215,7 +209,7 @@ first=$(awk '/^rank 0/ { print $4 }' out) second=$(awk '/^rank 1/ { print $4 }' 
 kill -STOP "$second"
 sleep 0.5
 kill -STOP "$first"
-sleep 5
+sleep 5  # longer than the deadline
 kill -CONT "$first"
 sleep 0.2
 kill -CONT "$second"
@@ -230,5 +224,5 @@ kill -INT "$launcher" 2>/dev/null
 wait "$launcher"
 if [ $? != 0 ]; then ok; else bad "exit code 0 after SIGINT twice"; fi
 what="SIGINT twice"
-none_left 10
+none_left 30
 finish

@@ -212,6 +212,7 @@ BOOST_AUTO_TEST_CASE(faults_are_parsed_strictly) {
     BOOST_TEST(fault.time == 5);
     BOOST_TEST(fault.action == "kill");
     BOOST_TEST(parse_fault("0:load:throw").time == 1);
+    BOOST_TEST(parse_fault("1:load.done:mark").phase == "load.done");
     for (const char* text : {"", "1", "1:load", "x:load:throw", "-1:load:throw", "1::throw", "1:load:explode",
                              "1:load#0:throw", "1:load#x:throw"})
         BOOST_CHECK_EXCEPTION(parse_fault(text), Error,

@@ -42,7 +42,7 @@ mkdir odd && (
     says 'm\x1b[31m\x0aequal: 9 requests in the second'
     same "$(grep -c ^equal "$work/out")" 1 "lines that begin with equal"
     "$ftmpi" --model "$name" --prompts ../p.txt --output $'c\x1b[2J.h5' >"$work/out" 2>"$work/err" </dev/null &
-    for _ in $(seq 200); do [ -e $'c\x1b[2J.h5.journal' ] && break; sleep 0.02; done
+    for _ in $(seq 1500); do [ -e $'c\x1b[2J.h5.journal' ] && break; sleep 0.02; done
     kill -9 $!
     wait $! 2>/dev/null
     "$ftmpi" recover $'c\x1b[2J.h5' >"$work/out.2" 2>"$work/err.2"

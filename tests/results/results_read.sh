@@ -32,23 +32,27 @@ gives() {
 }
 only() { [ "$(ls | grep '^out' | tr '\n' ' ')" = "${1:+$1 }" ] || { ls | grep '^out'; false; }; }
 
-echo "-- h5dump"
 check "write" gives 0 started "$sample" out.h5 3
-check "h5dump reads all of it" gives 0 schema_version h5dump out.h5
-dump_has() { h5dump "$@" 2>&1 | tr -d '\n' | tr -s ' ' >said && grep -q -- "$pattern" said || { head -c 600 said; false; }; }
-pattern='(0): 10, 11, 12, 13' check "output ids" dump_has -d /requests/1/output_ids out.h5
-pattern='H5T_STD_I32LE' check "ids are int32" dump_has -H -d /requests/1/prompt_ids out.h5
-pattern='STRSIZE 64;' check "hashes are 64 characters" dump_has -d /requests/1/step_logits_sha256 out.h5
-pattern='DATASPACE SIMPLE { ( 3, 2 )' check "gather seconds are [ranks][names]" dump_has -d /requests/1/gather_seconds out.h5
-pattern='(0): "s"' check "seconds have a unit" dump_has -a /requests/1/step_seconds/unit out.h5
-pattern='(0): "node0", "node1", "node2"' check "ranks: strings" dump_has -d /ranks/host out.h5
-pattern='(0): "570.10", "570.10", "570.10"' check "ranks: a version stays text" dump_has -d /ranks/driver out.h5
-pattern='H5T_STD_I64LE.*(0): 1000, 1001, 1002' check "ranks: integers" dump_has -d /ranks/free_bytes out.h5
-pattern='H5T_IEEE_F64LE.*(0): 0.5, 1.5, 2.5' check "ranks: numbers" dump_has -d /ranks/bandwidth_gb_per_s out.h5
-pattern='( 2, 3, 2 )' check "plan by layer and rank" dump_has -d /plan/mixer out.h5
-pattern='(0): "token/s"' check "summary unit" dump_has -a /summary/decode_tokens_per_second/unit out.h5
 check "odd text" gives 0 started "$sample" odd.h5 4 refuse odd
-check "h5dump reads odd text" gives 0 job_text_bytes h5dump odd.h5
+if command -v h5dump >/dev/null; then
+    echo "-- h5dump"
+    check "h5dump reads all of it" gives 0 schema_version h5dump out.h5
+    dump_has() { h5dump "$@" 2>&1 | tr -d '\n' | tr -s ' ' >said && grep -q -- "$pattern" said || { head -c 600 said; false; }; }
+    pattern='(0): 10, 11, 12, 13' check "output ids" dump_has -d /requests/1/output_ids out.h5
+    pattern='H5T_STD_I32LE' check "ids are int32" dump_has -H -d /requests/1/prompt_ids out.h5
+    pattern='STRSIZE 64;' check "hashes are 64 characters" dump_has -d /requests/1/step_logits_sha256 out.h5
+    pattern='DATASPACE SIMPLE { ( 3, 2 )' check "gather seconds are [ranks][names]" dump_has -d /requests/1/gather_seconds out.h5
+    pattern='(0): "s"' check "seconds have a unit" dump_has -a /requests/1/step_seconds/unit out.h5
+    pattern='(0): "node0", "node1", "node2"' check "ranks: strings" dump_has -d /ranks/host out.h5
+    pattern='(0): "570.10", "570.10", "570.10"' check "ranks: a version stays text" dump_has -d /ranks/driver out.h5
+    pattern='H5T_STD_I64LE.*(0): 1000, 1001, 1002' check "ranks: integers" dump_has -d /ranks/free_bytes out.h5
+    pattern='H5T_IEEE_F64LE.*(0): 0.5, 1.5, 2.5' check "ranks: numbers" dump_has -d /ranks/bandwidth_gb_per_s out.h5
+    pattern='( 2, 3, 2 )' check "plan by layer and rank" dump_has -d /plan/mixer out.h5
+    pattern='(0): "token/s"' check "summary unit" dump_has -a /summary/decode_tokens_per_second/unit out.h5
+    check "h5dump reads odd text" gives 0 job_text_bytes h5dump odd.h5
+else
+    echo "skipped: reading results with h5dump (hdf5-tools is not installed)"
+fi
 
 echo "-- h5py"
 if python3 -c 'import h5py' 2>/dev/null; then
@@ -85,7 +89,7 @@ for name in ("out.h5", "odd.h5"):
             assert "job_text" not in f.attrs and len(f["job_text_bytes"]) == 70000
 PY
 else
-    echo "h5py is not installed: reading with it was skipped"
+    echo "skipped: reading results with h5py (it is not installed)"
 fi
 
 echo "-- verify and recover"
@@ -98,7 +102,7 @@ check "an existing file is refused" gives 2 'exists.*not replaced' "$sample" out
 check "nothing left of the refusal" only out.h5
 flock -x out.h5 sleep 60 &
 holder=$!
-sleep 0.3
+for _ in $(seq 600); do flock -n out.h5 true || break; sleep 0.05; done
 check "overwritten while another process holds its lock" gives 0 started "$sample" out.h5 2 overwrite
 kill $holder 2>/dev/null
 wait $holder 2>/dev/null
@@ -106,7 +110,7 @@ check "exactly the new requests" gives 0 'equal: 2 requests, 8 tokens' "$ftmpi" 
 rm -f out.h5
 "$sample" out.h5 5 refuse hang 2>hung &
 hanging=$!
-for _ in $(seq 100); do grep -q started hung && [ "$(stat -c %s out.h5.journal)" -gt 4000 ] && break; sleep 0.05; done
+for _ in $(seq 600); do grep -q started hung && [ "$(stat -c %s out.h5.journal)" -gt 4000 ] && break; sleep 0.05; done
 check "a second run is refused meanwhile" gives 1 'another process is writing' "$sample" out.h5 5
 kill -9 $hanging
 wait $hanging 2>/dev/null
@@ -186,8 +190,7 @@ if unshare -m bash mounted.sh >mounted 2>&1; then
     check "readonly says why" grep -q 'error:.*Read-only file system' readonly
     grep -h error: full.append full.finish full.start readonly
 else
-    echo "mounting a small disk is not permitted here: full and read-only disks were skipped:"
-    cat mounted
+    echo "skipped: full and read-only disks (a small disk cannot be mounted here: $(head -n 1 mounted))"
 fi
 
 [ $failures = 0 ] && echo "all passed" || { echo "$failures failed"; exit 1; }

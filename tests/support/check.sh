@@ -35,6 +35,21 @@ says_once() {
 same() { if [ "$1" = "$2" ]; then ok; else bad "$3: \"$1\" is not \"$2\""; fi; }
 absent() { if [ ! -e "$1" ]; then ok; else bad "$1 exists"; fi; }
 present() { if [ -e "$1" ]; then ok; else bad "$1 does not exist"; fi; }
+skipped() { echo "skipped: $*"; }
+# await COMMAND...: tries it until it succeeds; false when it has not after a minute, which is for hangs only.
+await() {
+    local i
+    for ((i = 0; i < 1200; i++)); do
+        if "$@" 2>/dev/null; then return; fi
+        sleep 0.05
+    done
+    bad "not within a minute: $*"
+    return 1
+}
+# reached FILE: waits for a fault that was given FTMPI_FAULT_REACHED=FILE, and prints its process.
+reached() { await test -s "$1" >&2 && awk '{ print $4; exit }' "$1"; }
+is_stopped() { grep -q '^State:.T' "/proc/$1/status"; }
+is_locked() { ! flock -n "$1" true; }
 finish() {
     echo "$passed passed, $failed failed"
     [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -83,7 +83,7 @@ json.dump(document, open(work + "/tokenizer.json", "w"), ensure_ascii=False)
 try:
     import tokenizers
 except ImportError:
-    print("the Python package tokenizers is not installed: no random texts are compared")
+    print("skipped: random texts (the Python package tokenizers is not installed)")
     sys.exit(0)
 other = tokenizers.Tokenizer.from_file(work + "/tokenizer.json")
 nfc = tokenizers.normalizers.NFC()
