@@ -51,7 +51,7 @@ run_target() {
     grep -a '^ *#[0-9]* .*ftmpi::' "$work/$name/log" | head -n 12 | cut -c 1-220
     local found
     for found in "$work/$name"/found-*; do
-        [ -e "$found" ] && echo "FAILED: $name on this input ($(basename "$found"), base64):" && base64 -w 0 "$found" && echo
+        [ -e "$found" ] && echo "FAILED: $name on this input ($(basename "$found"), base64; add_inputs.sh keeps it):" && base64 -w 0 "$found" && echo
     done
     return 1
 }
