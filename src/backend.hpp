@@ -1,10 +1,11 @@
 // What the model needs from the place where it runs. Floor 2: no MPI, no CUDA, no model names here.
 //
-// Conventions: all activations are fp32, row-major [rows][width] in the backend's memory ("device memory",
-// which on the CPU is host memory). A "row" is one token of one sequence. Strides are in elements.
-// Calls are ordered as on one stream; results are ready for the host only after synchronize() or copy_out().
-// The arithmetic of every call is fixed to the bit by numerics.hpp.
-// Errors are thrown as ftmpi::Error; running out of memory is Exit::does_not_fit.
+// Conventions: all activations are fp32, row-major (rows, width) in the backend's memory ("device memory",
+// which on the CPU is host memory). A "row" is one token of one sequence. Strides are in elements. The
+// letters of shapes are those of model.hpp: T rows, H hidden, Q query heads of this rank, ... Calls are
+// ordered as on one stream; results are ready for the host only after synchronize() or copy_out(). The
+// arithmetic of every call is fixed to the bit by numerics.hpp. Errors are thrown as ftmpi::Error; running
+// out of memory is Exit::does_not_fit.
 #pragma once
 
 #include <cstddef>
@@ -60,25 +61,25 @@ struct Projection {
 /// The norm before a projection: sum = from + plus, then out = RMSNorm(sum). Without `plus` it is of `from`,
 /// and `sum` is not written. `sum` must not overlap `from`: a backend may read it after it began to write.
 struct Norm {
-    const float* from = nullptr;  ///< [rows][width]
-    const float* plus = nullptr;  ///< null, or the same shape
-    float* sum = nullptr;
-    const float* weight = nullptr;  ///< [width], as it multiplies
+    const float* from = nullptr;    ///< (T, H)
+    const float* plus = nullptr;    ///< (T, H), or null
+    float* sum = nullptr;           ///< (T, H)
+    const float* weight = nullptr;  ///< (H), as it multiplies
     float eps = 0;
     std::int64_t width = 0;
-    float* out = nullptr;  ///< [rows][width]
+    float* out = nullptr;  ///< (T, H)
 };
 
 /// Gated DeltaNet of this rank's heads in one layer. Value head j uses key head j * key_heads / value_heads.
 struct DeltaNet {
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
     float eps = 0;
-    const float* conv = nullptr;  ///< [q | k | v channels][taps]; the last tap multiplies the current token
-    const float* neg_exp_a = nullptr;  ///< [value_heads]: -exp(A_log)
-    const float* dt_bias = nullptr;    ///< [value_heads]
-    const float* norm = nullptr;       ///< [value_dim], plain weight
-    float* conv_state = nullptr;  ///< [slots][taps - 1][channels], raw inputs of earlier tokens, oldest first
-    float* state = nullptr;       ///< [slots][value_heads][key_dim][value_dim]
+    const float* conv = nullptr;  ///< (W, L), channels q | k | v; the last tap multiplies the current token
+    const float* neg_exp_a = nullptr;  ///< (U): -exp(A_log)
+    const float* dt_bias = nullptr;    ///< (U)
+    const float* norm = nullptr;       ///< (N), plain weight
+    float* conv_state = nullptr;       ///< (S, L - 1, W), raw inputs of earlier tokens, oldest first
+    float* state = nullptr;            ///< (S, U, M, N)
     int channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
 
@@ -91,20 +92,19 @@ struct Attention {
     int group = 1;  ///< query heads per key/value head in the whole model
     int head_dim = 0, rotary_dim = 0;
     float eps = 0, scale = 0;       ///< scale of the scores, 1/sqrt(head_dim)
-    const float* q_norm = nullptr;  ///< [head_dim], as it multiplies
-    const float* k_norm = nullptr;  ///< [head_dim], as it multiplies
-    const float* cos = nullptr;     ///< [capacity][rotary_dim / 2]
+    const float* q_norm = nullptr;  ///< (D), as it multiplies
+    const float* k_norm = nullptr;  ///< (D), as it multiplies
+    const float* cos = nullptr;     ///< (C, R / 2)
     const float* sin = nullptr;
     KvType kv = KvType::bf16;
     float k_scale = 1, v_scale = 1;  ///< fp8 cache only: stored code * scale is the value
     std::int64_t capacity = 0;       ///< positions a slot holds
-    void* keys = nullptr;            ///< [slots][kv_heads][capacity][head_dim], after norm and RoPE
+    void* keys = nullptr;            ///< (S, K, C, D), after norm and RoPE
     void* values = nullptr;          ///< same shape
     bool gated = true;               ///< the output is multiplied by sigmoid(gate)
 };
 
-/// The experts chosen for each row: ids rising, weights adding up to about 1. Both [rows][top_k] in device
-/// memory.
+/// The experts chosen for each row: ids rising, weights adding up to about 1. Both (T, X) in device memory.
 struct Routes {
     std::int32_t* experts = nullptr;
     float* weights = nullptr;
@@ -215,7 +215,7 @@ public:
     /// Copies rows out of the mapped file into the backend's layout. Refuses (Exit::bad_input, naming the
     /// tensor, the count and the first index) NaN codes and scales that are NaN, negative or infinite.
     virtual std::unique_ptr<Matrix> load(const MatrixSource& source) = 0;
-    /// A lookup table [rows][cols] of bf16, f16 or f32 that stays in host memory (the mapped file) or is
+    /// A lookup table (V, H) of bf16, f16 or f32 that stays in host memory (the mapped file) or is
     /// copied to the device.
     virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) = 0;
 
@@ -238,15 +238,14 @@ public:
     /// y[t] = x[t] / rms(x[t]) * weight, weight as it multiplies (1 + w in families that store w so).
     virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
                           std::int64_t width, float* y) = 0;
-    /// Several matrices that read the same input x [rows][cols].
+    /// Several matrices that read the same input x (T, cols).
     virtual void project(std::span<const Projection> to, const float* x, std::int64_t rows) = 0;
     /// out[t][own columns], `stride` between rows; reads and advances conv_state and state.
-    /// qkv [rows][channels], z [rows][value_heads * value_dim], b and a [rows][value_heads], all this rank's
-    /// own.
+    /// qkv (T, W), z (T, U * N), b and a (T, U).
     virtual void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
                            const float* b, const float* a, float* out, std::int64_t stride) = 0;
-    /// out[t][own columns]; appends to the cache. qg [rows][query_heads][2 * head_dim] (query then gate of
-    /// each head), without a gate [rows][query_heads][head_dim]; k and v [rows][kv_heads][head_dim].
+    /// out[t][own columns]; appends to the cache. qg (T, Q, 2 * D), query then gate of each head, without a
+    /// gate (T, Q, D); k and v (T, K, D).
     virtual void attention(const Attention& attention, const Rows& rows, const float* qg, const float* k,
                            const float* v, float* out, std::int64_t stride) = 0;
     /// Top-k experts of each row: the k largest logits (ties to the lower id), ids rising, weights
@@ -259,14 +258,15 @@ public:
     }
     /// Gate and up rows of the chosen experts and of the shared expert, this rank's rows only. `shared` null:
     /// the model has no shared expert, and shared_act is null and not used.
-    /// routed: groups = experts, rows = n gate rows then n up rows. act [rows][top_k][stride] and shared_act
-    /// [rows][shared_stride] point at this rank's first column: act = silu(gate) * up.
+    /// routed: E groups of F gate rows then F up rows. act (T, X, stride) and shared_act (T, shared_stride)
+    /// point at this rank's first column: act = silu(gate) * up.
     virtual void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                             std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                             std::int64_t shared_stride) = 0;
     /// out[t][own columns] = sum over chosen experts (rising id) of weight * down(act), then the shared
-    /// expert times sigmoid(shared_gate[t]). act and shared_act are whole (gathered) here, without gaps
-    /// between rows. `shared` null: no shared expert; shared_act and shared_gate are null and not read.
+    /// expert times sigmoid(shared_gate[t]). act (T, X, F') and shared_act (T, I') are whole (gathered)
+    /// here, without gaps between rows. `shared` null: no shared expert; shared_act and shared_gate are null
+    /// and not read.
     virtual void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes,
                               const float* act, const float* shared_act, const float* shared_gate,
                               std::int64_t rows, float* out, std::int64_t stride) = 0;

@@ -101,9 +101,9 @@ constexpr std::string_view kPrefixes[] = {"model.language_model.", "model."};
 constexpr SkippedPart kSkipped[] = {{"vision", "model.visual."}, {"vision", "visual."}, {"mtp", "mtp."}};
 
 constexpr Family kFamilies[] = {
-    {"qwen3_5_moe", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true,
+    {"qwen3_5_moe", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
      kQwen35Kinds},
-    {"qwen3_5_moe_text", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true,
+    {"qwen3_5_moe_text", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
      kQwen35Kinds},
 };
 

@@ -106,6 +106,7 @@ struct Family {
     std::string_view layers;                 ///< under the prefix: "layers." + index + "."
     std::string_view head;                   ///< at the root
     bool zero_centred_norms;                 ///< RMSNorm multiplies by 1 + w
+    bool output_gate;                        ///< of attention: q_proj holds query and gate of each head
     std::span<const LayerRoles> kinds;
 
     std::span<const TensorRole> roles(LayerKind kind) const;

@@ -1,4 +1,14 @@
 // The model: one step of rows through all layers, from tokens to gathered logits.
+//
+// Letters of shapes, here, in state.hpp, in backend.hpp and in cuda/:
+//   T rows of the step     S slots                 C positions a slot holds
+//   H hidden width         V vocabulary            E experts           X experts chosen for a row
+//   Q query heads here     K key/value heads here  D head size         R rotated channels of a head
+//   G key heads here       U value heads here      M key size          N value size
+//   W = 2*G*M + U*N channels of the convolution: q | k | v             L its taps
+//   F width of a routed expert here                I width of the shared expert here
+// "Here" is this rank's part; Q', U', F', I' are of the whole model. Row-major: the last letter is
+// contiguous.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +20,7 @@
 
 #include "backend.hpp"
 #include "communicator.hpp"
+#include "model/residual_stream.hpp"
 #include "shard.hpp"
 #include "state.hpp"
 #include "weights.hpp"
@@ -26,7 +37,7 @@ public:
     Model& operator=(const Model&) = delete;
 
     /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them),
-    /// gathered: [wanted][vocab] in device memory, valid until the next call; null when none is wanted. Every
+    /// gathered: (wanted, V) in device memory, valid until the next call; null when none is wanted. Every
     /// rank calls this with the same arguments. When a copy_behind() of the last call's logits may be under
     /// way, they are written after it. With `tokens`, which are in device memory, the token of row t is
     /// tokens[rows[t].token] as Backend::place_rows() says: so a step is asked for before the host knows what
@@ -44,7 +55,7 @@ public:
 
     /// For tests and diagnosis: called with every intermediate result that all ranks hold whole, by name
     /// ("embed", "mixer", "router", "moe", "hidden", "final_norm") and layer (-1 outside). Values are
-    /// [rows][width] in device memory.
+    /// (rows, width) in device memory.
     using Observer = std::function<void(std::string_view name, int layer, const float* values,
                                         std::int64_t rows, std::int64_t width)>;
     void observe(Observer observer) { observer_ = std::move(observer); }
@@ -53,10 +64,13 @@ public:
 private:
     void layers(const Rows& rows, Range wanted);
     bool is_decode(const Rows& rows, Range wanted) const;
-    // Both begin with the norm and leave what they add to the stream in part_.
-    void mixer(std::size_t layer, const Rows& rows, const Norm& norm);
-    void experts(std::size_t layer, const Rows& rows, const Norm& norm);
-    void after(const Norm& norm);
+    // The two halves of a layer begin with a norm of the stream and leave what they add to it.
+    void mixer(std::size_t layer, const Rows& rows);
+    void experts(std::size_t layer, const Rows& rows);
+    // The two mixers fill the columns of this rank's heads in mixed_.
+    void attention(std::size_t layer, const Rows& rows);
+    void delta_net(std::size_t layer, const Rows& rows);
+    void head(const Rows& rows, Range wanted);
     const float* logits_of_all(std::int64_t rows);
     void gather(std::string_view name, std::span<const Columns> parts);
     void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);
@@ -73,13 +87,21 @@ private:
     std::int64_t max_rows_;
     std::vector<std::vector<Range>> mixer_columns_;  ///< [layer][rank], columns of the mixer's output
 
-    DeviceArray<Row> rows_;
-    DeviceArray<float> streams_[3], normed_, mixed_, qkv_, z_, b_, a_, qg_, k_, v_, router_, shared_gate_,
-        act_, shared_act_, logits_;
-    // The residual stream, what the current part of a layer adds to it, and their sum: streams_ in turns.
-    float *x_ = nullptr, *part_ = nullptr, *sum_ = nullptr;
-    DeviceArray<std::int32_t> expert_ids_;
-    DeviceArray<float> expert_weights_;
+    DeviceArray<Row> rows_;                 // (T)
+    ResidualStream residual_;               // (T, H)
+    DeviceArray<float> q_;                  // (T, Q, 2*D) query | gate of each head, or (T, Q, D)
+    DeviceArray<float> k_, v_;              // (T, K, D)
+    DeviceArray<float> qkv_;                // (T, W)
+    DeviceArray<float> z_;                  // (T, U, N)
+    DeviceArray<float> b_, a_;              // (T, U)
+    DeviceArray<float> mixed_;              // (T, Q'*D) or (T, U'*N)
+    DeviceArray<float> router_;             // (T, E)
+    DeviceArray<std::int32_t> expert_ids_;  // (T, X)
+    DeviceArray<float> expert_weights_;     // (T, X)
+    DeviceArray<float> act_;                // (T, X, F')
+    DeviceArray<float> shared_gate_;        // (T)
+    DeviceArray<float> shared_act_;         // (T, I')
+    DeviceArray<float> logits_;             // (S, V)
     Routes routes_;
     bool fast_prefill_ = false, fast_step_ = false;
     Observer observer_;

@@ -188,13 +188,13 @@ std::optional<int> sole_rank(const ShardPlan& plan);
 struct Workspace {
     std::int64_t stream =
         0;  ///< of each of the three that hold the residual stream, what is added to it and their sum
-    std::int64_t normed = 0, mixer = 0, qkv = 0, z = 0, b = 0, a = 0, qg = 0, k = 0, v = 0, router = 0,
+    std::int64_t normed = 0, mixed = 0, qkv = 0, z = 0, b = 0, a = 0, q = 0, k = 0, v = 0, router = 0,
                  shared_gate = 0, act = 0, shared_act = 0, logits = 0;
     std::int64_t rows = 0;  ///< what a step is of: token, slot and position of each row
     std::int64_t expert_ids = 0, expert_weights = 0;  ///< the experts chosen for each row
     std::int64_t token_mask = 0, chosen = 0;  ///< of the choice of tokens; the mask is at most this large
     std::int64_t total() const {
-        return 3 * stream + normed + mixer + qkv + z + b + a + qg + k + v + router + shared_gate + act +
+        return 3 * stream + normed + mixed + qkv + z + b + a + q + k + v + router + shared_gate + act +
                shared_act + logits + rows + expert_ids + expert_weights + token_mask + chosen;
     }
 };

@@ -1,4 +1,5 @@
 // What a rank keeps of the sequences in flight: recurrent and convolution state, key/value cache, RoPE table.
+// The letters of shapes are those of model.hpp.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +19,14 @@ public:
     SequenceState(Backend& backend, const ModelConfig& config, const ShardPlan& plan, int rank);
 
     struct Layer {
-        DeviceArray<float> conv,
-            recurrent;  ///< delta net: [slots][taps-1][channels], [slots][heads][key][value]
-        DeviceArray<std::uint8_t> keys,
-            values;  ///< attention: [slots][kv heads][capacity][head_dim] of the cache's type
+        DeviceArray<float> conv;                 // (S, L - 1, W)
+        DeviceArray<float> recurrent;            // (S, U, M, N)
+        DeviceArray<std::uint8_t> keys, values;  // (S, K, C, D) of the cache's type
         std::int64_t conv_per_slot = 0, recurrent_per_slot = 0;
     };
 
     const Layer& layer(std::size_t i) const { return layers_[i]; }
-    const float* cos() const { return cos_.data(); }  ///< [capacity][rotary_dim / 2]
+    const float* cos() const { return cos_.data(); }  ///< (C, R / 2)
     const float* sin() const { return sin_.data(); }
     std::int64_t capacity() const { return capacity_; }
     int slots() const { return static_cast<int>(lengths_.size()); }

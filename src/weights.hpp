@@ -94,6 +94,10 @@ struct LayerWeights {
 
     const Matrix* matrix(Role role) const { return matrices[role].get(); }
     const float* vector(Role role) const { return vectors[role].data(); }
+    /// The projection of this role's matrix into `to`, without gaps between rows; of none where it is absent.
+    Projection onto(Role role, const DeviceArray<float>& to) const {
+        return {matrix(role), to.data(), matrix(role) ? matrix(role)->rows : 0};
+    }
 };
 
 /// What a rank read from the checkpoint, to be added up over the ranks.

@@ -12,12 +12,12 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
     const Family& family = family_of(config);
     for (const LayerKind kind : config.layers)
         for (const TensorRole& role : family.roles(kind))
-            if (role.role == Role::out) w.mixer = std::max(w.mixer, rows * role.cols(config));
+            if (role.role == Role::out) w.mixed = std::max(w.mixed, rows * role.cols(config));
     w.qkv = rows * most[Role::in_qkv];
     w.z = rows * most[Role::in_z];
     w.b = rows * most[Role::in_b];
     w.a = rows * most[Role::in_a];
-    w.qg = rows * most[Role::q];
+    w.q = rows * most[Role::q];
     w.k = rows * most[Role::k];
     w.v = rows * most[Role::v];
     w.router = rows * most[Role::router];

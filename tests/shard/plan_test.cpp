@@ -114,7 +114,7 @@ BOOST_AUTO_TEST_CASE(bytes_held_are_those_of_the_rows) {
     }
     const auto w = workspace_of(c, plan, 0);
     BOOST_TEST(w.stream == 256 * 2048);
-    BOOST_TEST(w.mixer == 256 * 4096);
+    BOOST_TEST(w.mixed == 256 * 4096);
     BOOST_TEST(w.qkv == 256 * 10 * 512);
     BOOST_TEST(w.act == 256 * 8 * 512);
     BOOST_TEST(w.logits == 3 * 248320);

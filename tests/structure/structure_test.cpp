@@ -15,25 +15,23 @@ enum class Floor { words, facts, contracts, computed, hosted, program };
 
 /// The floor of each room. A new room needs a line here, which is the moment to ask where it belongs.
 const std::map<std::string, Floor> floors = {
-    {"error", Floor::words},        {"text", Floor::words},
-    {"dtype", Floor::words},        {"tensor", Floor::words},
-    {"numerics", Floor::words},     {"format", Floor::words},
-    {"options", Floor::facts},      {"checkpoint", Floor::facts},
-    {"config", Floor::facts},       {"tokenizer", Floor::facts},
-    {"digest", Floor::facts},       {"results", Floor::facts},
-    {"backend", Floor::contracts},  {"communicator", Floor::contracts},
-    {"stored", Floor::contracts},   {"family", Floor::computed},
-    {"shard", Floor::computed},     {"weights", Floor::computed},
-    {"state", Floor::computed},     {"rope", Floor::computed},
-    {"attention", Floor::computed}, {"delta_net", Floor::computed},
-    {"moe", Floor::computed},       {"model", Floor::computed},
-    {"sampler", Floor::computed},   {"generate", Floor::computed},
-    {"cpu_backend", Floor::hosted}, {"cuda", Floor::hosted},
-    {"mpi", Floor::hosted},         {"main", Floor::program},
-    {"engine", Floor::program},     {"run", Floor::program},
-    {"bench", Floor::program},      {"plan", Floor::program},
-    {"verify", Floor::program},     {"inspect", Floor::program},
-    {"recover", Floor::program}};
+    {"error", Floor::words},       {"text", Floor::words},
+    {"dtype", Floor::words},       {"tensor", Floor::words},
+    {"numerics", Floor::words},    {"format", Floor::words},
+    {"options", Floor::facts},     {"checkpoint", Floor::facts},
+    {"config", Floor::facts},      {"tokenizer", Floor::facts},
+    {"digest", Floor::facts},      {"results", Floor::facts},
+    {"backend", Floor::contracts}, {"communicator", Floor::contracts},
+    {"stored", Floor::contracts},  {"family", Floor::computed},
+    {"shard", Floor::computed},    {"weights", Floor::computed},
+    {"state", Floor::computed},    {"rope", Floor::computed},
+    {"model", Floor::computed},    {"sampler", Floor::computed},
+    {"generate", Floor::computed}, {"cpu_backend", Floor::hosted},
+    {"cuda", Floor::hosted},       {"mpi", Floor::hosted},
+    {"main", Floor::program},      {"engine", Floor::program},
+    {"run", Floor::program},       {"bench", Floor::program},
+    {"plan", Floor::program},      {"verify", Floor::program},
+    {"inspect", Floor::program},   {"recover", Floor::program}};
 
 /// Libraries by the beginning of their headers' names, and the rooms that may use them.
 const std::vector<std::pair<std::string, std::set<std::string>>> libraries = {
