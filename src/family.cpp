@@ -39,6 +39,9 @@ constexpr TensorRole kInputNorm[] = {
 constexpr TensorRole kGatedQuery[] = {
     {q, "self_attn.q_proj", matrix, query_and_gate, hidden, Cut::query_heads, Group::attention},
 };
+constexpr TensorRole kPlainQuery[] = {
+    {q, "self_attn.q_proj", matrix, query, hidden, Cut::query_heads, Group::attention},
+};
 constexpr TensorRole kAttention[] = {
     {k,      "self_attn.k_proj", matrix, key_value, hidden, Cut::kv_heads, Group::attention},
     {v,      "self_attn.v_proj", matrix, key_value, hidden, Cut::kv_heads, Group::attention},
@@ -93,19 +96,27 @@ template <std::size_t... N> constexpr auto layer_of(const TensorRole (&... lists
 
 constexpr auto kDeltaNetLayer = layer_of(kInputNorm, kDeltaNet, kExperts, kSharedExpert);
 constexpr auto kGatedAttentionLayer = layer_of(kInputNorm, kGatedQuery, kAttention, kExperts, kSharedExpert);
+constexpr auto kPlainAttentionLayer = layer_of(kInputNorm, kPlainQuery, kAttention, kExperts);
 
 constexpr LayerRoles kQwen35Kinds[] = {{LayerKind::delta_net, kDeltaNetLayer},
                                        {LayerKind::attention, kGatedAttentionLayer}};
+constexpr LayerRoles kQwen3Kinds[] = {{LayerKind::attention, kPlainAttentionLayer}};
 
 constexpr std::string_view kPrefixes[] = {"model.language_model.", "model."};
+constexpr std::string_view kPlainPrefix[] = {"model."};
 constexpr SkippedPart kSkipped[] = {{"vision", "model.visual."}, {"vision", "visual."}, {"mtp", "mtp."}};
 
+// clang-format off
 constexpr Family kFamilies[] = {
+    // type, prefixes, skipped, embedding, final norm, layers, head, norms are 1 + w, output gate, kinds
     {"qwen3_5_moe", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
      kQwen35Kinds},
     {"qwen3_5_moe_text", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
      kQwen35Kinds},
+    {"qwen3_moe", kPlainPrefix, {}, "embed_tokens", "norm.weight", "layers.", "lm_head", false, false,
+     kQwen3Kinds},
 };
+// clang-format on
 
 }  // namespace
 

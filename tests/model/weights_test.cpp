@@ -93,6 +93,47 @@ BOOST_AUTO_TEST_CASE(every_layout_loads_and_gives_one_answer_for_any_cut) {
     BOOST_TEST((logits(TinySpec::wide()) == logits(TinySpec::wide(), {}, {.ranks = 2, .shares = {3, 5}})));
 }
 
+BOOST_AUTO_TEST_CASE(the_second_family_in_every_layout) {
+    for (Layout l : kAllLayouts) {
+        TinySpec s = TinySpec::qwen3(l);
+        s.expert_width = 96;  // MXFP4 has groups of 32 columns
+        const Bits one = logits(s);
+        BOOST_TEST((one[0] != one[1]));
+        BOOST_TEST((logits(s, {}, {.ranks = 2, .shares = {3, 1}}) == one), name_of(l));
+        BOOST_TEST((logits(s, {}, {.ranks = 4, .shares = {5, 0, 2, 1}}) == one), name_of(l));
+    }
+    TinySpec tied = TinySpec::qwen3();
+    tied.tied_embeddings = true;
+    BOOST_TEST((logits(tied) == logits(tied, {}, {.ranks = 2, .shares = {1, 3}})));
+}
+
+BOOST_AUTO_TEST_CASE(tensors_of_the_other_family_are_refused) {
+    const TinySpec s = TinySpec::qwen3();
+    check_refused(s, [](auto& t) { remove_tensor(t, "model.layers.1.self_attn.q_norm.weight"); },
+                  {"missing tensor model.layers.1.self_attn.q_norm.weight"});
+    check_refused(s, [](auto& t) { remove_tensor(t, "model.layers.0.mlp.experts.2.up_proj.weight"); },
+                  {"missing tensor model.layers.0.mlp.experts.2.up_proj.weight"});
+    check_refused(s,
+                  [](auto& t) {
+                      rename(t, "model.layers.0.mlp.gate.weight",
+                             "model.layers.0.mlp.shared_expert_gate.weight");
+                  },
+                  {"missing tensor model.layers.0.mlp.gate.weight",
+                   "unknown tensor model.layers.0.mlp.shared_expert_gate.weight"});
+    // A query projection with a gate in it, as the first family has.
+    check_refused(s,
+                  [](auto& t) {
+                      auto& q = tensor_named(t, "model.layers.0.self_attn.q_proj.weight");
+                      q.shape[0] *= 2;
+                      q.bytes.resize(2 * q.bytes.size());
+                  },
+                  {"model.layers.0.self_attn.q_proj.weight", "expected shape"});
+    // This family has no vision and no MTP to be left aside.
+    check_refused(
+        s, [](auto& t) { rename(t, "model.layers.1.mlp.gate.weight", "mtp.layers.0.mlp.gate.weight"); },
+        {"unknown tensor mtp.layers.0.mlp.gate.weight"});
+}
+
 BOOST_AUTO_TEST_CASE(the_same_model_in_two_forms_gives_the_same_bits) {
     const Bits fused = logits(layout(Layout::bf16_fused));
     BOOST_TEST((logits(layout(Layout::bf16_per_expert)) == fused));
@@ -334,7 +375,9 @@ BOOST_AUTO_TEST_CASE(routed_and_shared_experts_may_differ_in_format) {
 
 BOOST_AUTO_TEST_CASE(what_the_ranks_read_adds_up_to_the_checkpoint) {
     for (const auto& model :
-         {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8"})
+         {std::filesystem::path(FTMPI_DATA) / "tiny-nvfp4", std::filesystem::path(FTMPI_DATA) / "tiny-fp8",
+          std::filesystem::path(FTMPI_DATA) / "tiny-qwen3-moe-nvfp4",
+          std::filesystem::path(FTMPI_DATA) / "tiny-qwen3-moe-fp8"})
         for (const auto& shares : std::vector<std::vector<double>>{{1}, {1, 1}, {3, 1}, {1, 0}, {2, 1, 1}}) {
             Fleet fleet(model, {.ranks = static_cast<int>(shares.size()), .shares = shares});
             const Inventory& inventory = fleet.inventory();

@@ -37,7 +37,7 @@ const std::vector<double> kCuts[] = {{1},    {1, 1},  {3, 1},    {9, 7},    {1, 
 
 BOOST_AUTO_TEST_CASE(every_group_is_held_as_planned) {
     bool without_heads = false, without_rows = false;
-    for (const char* model : {"tiny-nvfp4", "tiny-fp8"})
+    for (const char* model : {"tiny-nvfp4", "tiny-fp8", "tiny-qwen3-moe-fp8"})
         for (const auto& shares : kCuts) {
             FleetOptions options;
             options.ranks = static_cast<int>(shares.size());

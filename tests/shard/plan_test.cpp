@@ -63,6 +63,47 @@ BOOST_AUTO_TEST_CASE(bytes_read_for_a_token) {
     BOOST_TEST((plan.head[0] == Range{0, 248320}));
 }
 
+BOOST_AUTO_TEST_CASE(a_model_of_attention_layers_alone) {
+    // Parameters of Qwen3-30B-A3B from its published configuration: 30,532,122,624.
+    const std::int64_t expert = 3 * 768 * 2048,
+                       layer = 128 * expert + 2 * 32 * 128 * 2048 + 2 * 4 * 128 * 2048 + 128 * 2048,
+                       vectors = 2 * 2048 + 2 * 128, ends = 2 * 151936 * 2048 + 2048;
+    BOOST_TEST(48 * (layer + vectors) + ends == 30532122624);
+    const auto sizes = sizes_of_30b(Format::bf16);
+    auto request = request_for({card(80, 3350)}, Policy::speed);
+    request.embedding_on_host = false;
+    const auto plan = make_plan(sizes, request);
+    // Matrices in BF16, norms in FP32.
+    BOOST_TEST(plan.bytes[0].weights() ==
+               static_cast<std::uint64_t>(2 * (48 * layer + 2 * 151936 * 2048) + 4 * (48 * vectors + 2048)));
+    BOOST_TEST(plan.bytes[0].shared == 0u);
+    BOOST_TEST(plan.bytes[0].delta_net == 0u);
+    BOOST_TEST(plan.bytes[0].recurrent_state == 0u);
+    // Read for a token: 8 of 128 experts, one row of the embedding.
+    BOOST_TEST(plan.read_bytes[0] ==
+               2.0 * (48.0 * (layer - 120 * expert) + 151936 * 2048 + 2048) + 4.0 * (48 * vectors + 2048));
+    // Keys and values of 4 heads of 128 in BF16.
+    BOOST_TEST(plan.bytes[0].kv_cache == static_cast<std::uint64_t>(plan.context * 48 * 2 * 4 * 128 * 2));
+    const auto w = workspace_of(sizes.config, plan, 0);
+    BOOST_TEST(w.q == 256 * 32 * 128);
+    BOOST_TEST(w.mixed == 256 * 32 * 128);
+    BOOST_TEST(w.shared_act == 0);
+    BOOST_TEST(w.shared_gate == 0);
+
+    // Two cards that differ, in 4 bits: all heads and all columns once, a key/value head on one or two ranks.
+    const auto cut =
+        make_plan(sizes_of_30b(Format::nvfp4), request_for({card(12, 936), card(8, 448)}, Policy::speed));
+    for (const auto& l : cut.layers) {
+        BOOST_TEST_REQUIRE(l.mixer[0].end == l.mixer[1].begin);
+        BOOST_TEST_REQUIRE(l.mixer[1].end == 32);
+        BOOST_TEST_REQUIRE(l.expert[1].end == 768);
+        BOOST_TEST_REQUIRE(l.expert[0].end % 16 == 0);
+        BOOST_TEST_REQUIRE((l.shared[0].empty() && l.shared[1].empty()));
+    }
+    BOOST_TEST(cut.bytes[0].experts > cut.bytes[1].experts);
+    BOOST_TEST(cut.context > 8192);
+}
+
 BOOST_AUTO_TEST_CASE(shares_are_quotients_whatever_their_size) {
     const auto sizes = sizes_of_35b();
     const auto cut = [&](std::vector<double> shares) {

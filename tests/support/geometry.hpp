@@ -64,6 +64,23 @@ inline ModelSizes sizes_of_35b() {
     return sizes_with(c, {Format::fp8_row, Format::nvfp4, Format::nvfp4});
 }
 
+/// Qwen3-30B-A3B: attention in all 48 layers, no shared expert; all but router and head in `format`.
+inline ModelSizes sizes_of_30b(Format format) {
+    ModelConfig c;
+    c.model_type = "qwen3_moe";
+    c.hidden = 2048;
+    c.vocab = 151936;
+    c.layers.assign(48, LayerKind::attention);
+    c.query_heads = 32;
+    c.kv_heads = 4;
+    c.head_dim = c.rotary_dim = 128;
+    c.experts = 128;
+    c.top_k = 8;
+    c.expert_width = 768;
+    c.max_positions = 40960;
+    return sizes_with(c, {format, format, Format::bf16});
+}
+
 /// Any shape the plan must cope with, odd numbers of rows and heads among them.
 inline ModelSizes random_sizes(std::mt19937& random) {
     const auto pick = [&](int low, int high) {
