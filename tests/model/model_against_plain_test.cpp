@@ -146,13 +146,12 @@ void check_spec(const TinySpec& spec, const std::string& label, int count) {
             label << ": row " << i << " differs between prefill and decode");
 }
 
-void check_stored(const std::string& variant, double bound) {
+void check_stored(const std::string& variant, double bound, const std::vector<std::string>& prompts) {
     const auto dir = std::filesystem::path(FTMPI_DATA) / ("tiny-" + variant);
     const ReferenceFiles files(std::filesystem::path(FTMPI_DATA) / "references", variant);
     const PlainReference reference(dir);
-    Program program(dir, 128);
-    for (const char* name :
-         {"capital", "times", "chat"}) {  // model_test has all of them, and a tie between experts in "code"
+    Program program(dir, 256);
+    for (const std::string& name : prompts) {
         const auto& prompt = files.prompt(name);
         auto ids = prompt.prompt_ids;
         ids.insert(ids.end(), prompt.greedy_ids.begin(), prompt.greedy_ids.end() - 1);
@@ -222,6 +221,23 @@ BOOST_AUTO_TEST_CASE(every_layout_of_the_wide_model) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(every_layout_of_qwen3_moe) {
+    for (const Layout layout : kAllLayouts)
+        check_spec(TinySpec::qwen3(layout), std::string("Qwen3 MoE ") + name_of(layout), 64);
+    TinySpec spec =
+        TinySpec::qwen3(Layout::fp8_block);  // several blocks, heads of 128 channels in groups of 8
+    spec.hidden = 320;
+    spec.heads = 8;
+    spec.kv_heads = 1;
+    spec.head_dim = 128;
+    spec.expert_width = 192;
+    check_spec(spec, "Qwen3 MoE, groups of 8 heads of 128", 32);
+    spec = TinySpec::qwen3(Layout::compressed_nvfp4);
+    spec.projection_storage = Storage::nvfp4_compressed;
+    spec.tied_embeddings = true;
+    check_spec(spec, "Qwen3 MoE, all linear layers NVFP4, tied embeddings", 32);
+}
+
 BOOST_AUTO_TEST_CASE(variants_that_exporters_write) {
     TinySpec spec;
     spec.layout = Layout::modelopt_nvfp4;
@@ -268,6 +284,11 @@ BOOST_AUTO_TEST_CASE(variants_that_exporters_write) {
 }
 
 BOOST_AUTO_TEST_CASE(stored_models) {
-    check_stored("nvfp4", 5e-2);
-    check_stored("fp8", 1e-3);
+    // model_test has all prompts, and a tie between experts in "code"
+    check_stored("nvfp4", 5e-2, {"capital", "times", "chat"});
+    check_stored("fp8", 1e-3, {"capital", "times", "chat"});
+    const std::vector<std::string> all{"capital", "count", "code", "pangram", "chat", "long"};
+    check_stored("qwen3-moe-nvfp4", 5e-2, all);
+    check_stored("qwen3-moe-fp8", 1e-3, all);
+    check_stored("qwen3-moe-bf16", 1e-3, all);
 }

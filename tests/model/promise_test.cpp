@@ -135,36 +135,42 @@ BOOST_AUTO_TEST_CASE(instruction_sets_agree) {
 BOOST_AUTO_TEST_CASE(long_prompts_agree_in_any_chunking_and_cut) {
     const ReferenceFiles reference(kData / "references", "nvfp4");
     const auto& p = reference.prompt("len600");
-    const std::vector<std::int32_t> prompt(p.prompt_ids.begin(), p.prompt_ids.end()),
-        forced(p.greedy_ids.begin(), p.greedy_ids.begin() + 8);
-    for (KvType kv : {KvType::fp32, KvType::fp8}) {
-        const auto want =
-            Fleet(kData / "tiny-nvfp4", {.kv = kv, .prefill_rows = 600}).logits(prompt, forced, 600);
-        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 7) == want));
-        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.kv = kv}).logits(prompt, forced, 1) == want));
-        BOOST_TEST((Fleet(kData / "tiny-nvfp4", {.ranks = 3, .shares = {5, 2, 1}, .kv = kv})
-                        .logits(prompt, forced, 256) == want));
-    }
+    for (const char* name : {"tiny-nvfp4", "tiny-qwen3-moe-nvfp4"})
+        for (KvType kv : {KvType::fp32, KvType::fp8}) {
+            const auto model = kData / name;
+            Fleet whole(model, {.kv = kv, .prefill_rows = 600});
+            std::vector<std::int32_t> prompt, forced(p.greedy_ids.begin(), p.greedy_ids.begin() + 8);
+            for (const int id : p.prompt_ids) prompt.push_back(id % static_cast<int>(whole.config().vocab));
+            for (auto& id : forced) id %= static_cast<std::int32_t>(whole.config().vocab);
+            const auto want = whole.logits(prompt, forced, 600);
+            BOOST_TEST((Fleet(model, {.kv = kv}).logits(prompt, forced, 7) == want));
+            BOOST_TEST((Fleet(model, {.kv = kv}).logits(prompt, forced, 1) == want));
+            BOOST_TEST(
+                (Fleet(model, {.ranks = 3, .shares = {5, 2, 1}, .kv = kv}).logits(prompt, forced, 256) ==
+                 want));
+        }
 }
 
 BOOST_AUTO_TEST_CASE(nothing_outside_the_buffers_is_read) {
     // Numbers of rows just beside those that fill a vector, a tile or a chunk.
-    for (const auto& shares : std::vector<std::vector<double>>{{1}, {3, 1}}) {
+    for (const auto& [model, shares] : std::vector<std::pair<const char*, std::vector<double>>>{
+             {"tiny-nvfp4", {1}}, {"tiny-nvfp4", {3, 1}}, {"tiny-qwen3-moe-nvfp4", {3, 1}}}) {
         FleetOptions options{.ranks = static_cast<int>(shares.size()),
                              .shares = shares,
                              .context = 160,
                              .embedding_on_host = false};
-        Fleet plain(kData / "tiny-nvfp4", options);
+        Fleet plain(kData / model, options);
         options.backend = [] { return std::make_unique<GuardedBackend>(); };
-        Fleet guarded(kData / "tiny-nvfp4", options);
+        Fleet guarded(kData / model, options);
         for (const std::size_t length : {1u, 3u, 63u, 65u, 129u}) {
             std::vector<std::int32_t> prompt;
             for (std::size_t i = 0; i < length; ++i)
-                prompt.push_back(static_cast<std::int32_t>(97 + (i * i + i / 7) % 1500));
+                prompt.push_back(static_cast<std::int32_t>(97 + (i * i + i / 7) % 600));
             const std::vector<std::int32_t> forced{100, 101};
             for (const std::int64_t chunk : {64, 256})
-                BOOST_TEST((guarded.logits(prompt, forced, chunk) == plain.logits(prompt, forced, 256)),
-                           length << " tokens by " << chunk << " on " << shares.size() << " ranks");
+                BOOST_TEST(
+                    (guarded.logits(prompt, forced, chunk) == plain.logits(prompt, forced, 256)),
+                    model << ", " << length << " tokens by " << chunk << " on " << shares.size() << " ranks");
         }
     }
 }
