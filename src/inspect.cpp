@@ -171,8 +171,10 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
             config.model_type + ", hidden " + std::to_string(config.hidden) + ", " +
             counted(config.layers.size(), "layer") + " (" + std::to_string(attention) + " attention), " +
             std::to_string(config.query_heads) + "/" + std::to_string(config.kv_heads) + " heads of " +
-            std::to_string(config.head_dim) + ", delta net " + std::to_string(config.key_heads) + "/" +
-            std::to_string(config.value_heads) + " heads, " +
+            std::to_string(config.head_dim) + ", " +
+            (config.key_heads ? "delta net " + std::to_string(config.key_heads) + "/" +
+                                    std::to_string(config.value_heads) + " heads, "
+                              : "") +
             counted(static_cast<std::uint64_t>(config.experts), "expert") + " of " +
             std::to_string(config.expert_width) + ", top " + std::to_string(config.top_k) + ", vocabulary " +
             std::to_string(config.vocab) + (config.tied_embeddings ? ", tied head" : "");

@@ -1,6 +1,7 @@
 // config.json; after a line `---` generation_config.json, after another hf_quant_config.json.
 #include "config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -16,14 +17,23 @@ void check(const ModelConfig& c) {
     const auto within = [](std::int64_t n, std::int64_t most) { return n >= 1 && n <= most; };
     require(within(c.hidden, 1 << 20) && within(c.vocab, 1 << 24) && within(c.max_positions, 1 << 30),
             "sizes are bounded");
-    require(within(c.expert_width, 1 << 20) && within(c.shared_width, 1 << 20), "expert sizes are bounded");
+    require(within(c.expert_width, 1 << 20), "expert sizes are bounded");
     require(!c.layers.empty() && c.layers.size() <= 4096, "there are layers");
-    for (const int n :
-         {c.query_heads, c.kv_heads, c.head_dim, c.key_heads, c.value_heads, c.key_dim, c.value_dim})
-        require(within(n, 4096), "heads are bounded");
-    require(c.query_heads % c.kv_heads == 0 && c.value_heads % c.key_heads == 0, "heads share evenly");
-    require(within(c.experts, 1 << 14) && within(c.top_k, c.experts) && within(c.conv_taps, 64),
-            "experts are bounded");
+    for (const int n : {c.query_heads, c.kv_heads, c.head_dim}) require(within(n, 4096), "heads are bounded");
+    require(c.query_heads % c.kv_heads == 0, "heads share evenly");
+    require(within(c.experts, 1 << 14) && within(c.top_k, c.experts), "experts are bounded");
+    if (c.model_type == "qwen3_moe") {
+        require(std::count(c.layers.begin(), c.layers.end(), LayerKind::delta_net) == 0, "all layers attend");
+        require(c.shared_width == 0 && c.key_heads == 0 && c.value_heads == 0 && c.key_dim == 0 &&
+                    c.value_dim == 0 && c.conv_taps == 0,
+                "nothing is left of the other family");
+        require(c.rotary_dim == c.head_dim, "whole heads are rotated");
+    } else {
+        require(within(c.shared_width, 1 << 20), "expert sizes are bounded");
+        for (const int n : {c.key_heads, c.value_heads, c.key_dim, c.value_dim})
+            require(within(n, 4096), "heads are bounded");
+        require(c.value_heads % c.key_heads == 0 && within(c.conv_taps, 64), "heads share evenly");
+    }
     require(c.rotary_dim >= 2 && c.rotary_dim <= c.head_dim && c.rotary_dim % 2 == 0,
             "rotary channels are pairs");
     require(c.rope_theta > 1 && std::isfinite(c.rope_theta) && c.eps > 0 && c.eps < 1,

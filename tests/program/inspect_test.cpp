@@ -120,3 +120,12 @@ BOOST_AUTO_TEST_CASE(tensors_are_listed_although_the_configuration_is_refused) {
     expect(out, "gpt2");
     expect(out, "no all-zero rows, every scale finite");
 }
+
+BOOST_AUTO_TEST_CASE(a_model_is_described_by_the_parts_it_has) {
+    const std::filesystem::path data = FTMPI_DATA;
+    expect(inspect(data / "tiny-fp8"), "4/2 heads of 256, delta net 4/8 heads, 16 experts of 64");
+    const auto qwen3 = inspect(data / "tiny-qwen3-moe-nvfp4");
+    BOOST_TEST(qwen3.code == 0);
+    expect(qwen3, "qwen3_moe, hidden 128, 2 layers (2 attention), 4/2 heads of 128, 8 experts of 48, top 3");
+    expect(qwen3, "layers.*.mlp.experts.*.down_proj         NVFP4 x16");
+}
