@@ -12,7 +12,7 @@ required=(
 optional=()
 if [ "${1-}" = --tests ]; then
     required+=(libboost-test-dev:tests procps:pgrep)
-    optional=(hdf5-tools:h5dump slurm-wlm:Slurm munge:Slurm clang:fuzzing libclang-rt-dev:fuzzing clang-format:format)
+    optional=(hdf5-tools:h5dump netcdf-bin:ncdump slurm-wlm:Slurm munge:Slurm clang:fuzzing libclang-rt-dev:fuzzing clang-format:format)
 elif [ $# -gt 0 ]; then
     echo "usage: jobs/install_packages.sh [--tests]" >&2
     exit 2

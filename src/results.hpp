@@ -78,10 +78,9 @@ public:
     enum class Existing { refuse, overwrite, resume };
 
     /// Checks that `path` can be written, before any work: its folder, an existing file (refused unless asked
-    /// for), HDF5 locking, a journal of an earlier run. With Existing::resume the finished requests of a
-    /// journal or a finished file with the same identity are kept; a file that --overwrite was given for
-    /// before stays one to be replaced. Throws Error, whose hints name --resume where the command
-    /// `can_resume`.
+    /// for), HDF5 locking, a journal of an earlier run. Existing::resume keeps the finished requests of a
+    /// journal or a finished file with the same identity; a file that an interrupted --overwrite was to
+    /// replace is still replaced. Throws Error, whose hints name --resume where the command `can_resume`.
     ResultFile(std::filesystem::path path, RunRecord run, Existing existing, bool can_resume = true);
     ~ResultFile();
 
@@ -119,11 +118,17 @@ struct StoredRun {
     bool torn_tail = false;  ///< a journal that did not end with a whole record; the rest was left out
     bool complete = true;    ///< the run ended by itself with every request it was asked for
     bool recovered = false;  ///< a file made from a journal by recover_results
+    bool changed = false;    ///< a file without its checksum: another program has written to it
     std::string note;  ///< one sentence when torn_tail: what was left out, where, after how many requests
 };
-/// Both throw Error(bad_input) that names the file and the object. Logits can be large: leave them out where
-/// not needed.
-StoredRun read_results(const std::filesystem::path& h5, bool with_logits = true);
+/// How much of a request is read.
+enum class Contents {
+    compared,  ///< what compare_results looks at: ids, hashes, margins, finish_reason, error, id
+    all_but_logits,
+    all
+};
+/// Both throw Error(bad_input) that names the file and the object.
+StoredRun read_results(const std::filesystem::path& h5, Contents contents = Contents::all);
 StoredRun read_journal(const std::filesystem::path& journal);
 /// Makes `h5` from `h5`.journal; returns the number of requests recovered. A finished file of another run
 /// under that name is refused unless `overwrite`; one of this run that is unreadable is then set aside.

@@ -36,6 +36,14 @@ void print_settings(const StoredRun& a, const StoredRun& b) {
     }
 }
 
+void print_changed(const std::string& file, const StoredRun& run) {
+    if (!run.changed) return;
+    std::cout
+        << "note: " << printable(file)
+        << " lacks the checksum at its end: another program has written to it since ftmpi made it; what "
+           "it holds now is compared\n";
+}
+
 void print_incomplete(const std::string& file, const StoredRun& run) {
     if (run.complete) return;
     std::cout << "note: " << printable(file)
@@ -57,10 +65,13 @@ int verify_command(const Options& options) {
                     "verify takes two result files, " + std::to_string(options.files.size()) + " given",
                     "ftmpi verify A.h5 B.h5");
     const std::string &file_a = options.files[0], &file_b = options.files[1];
-    const StoredRun a = read_results(file_a, false), b = read_results(file_b, false);
+    const StoredRun a = read_results(file_a, Contents::compared),
+                    b = read_results(file_b, Contents::compared);
     if (a.requests.empty() && b.requests.empty())
         throw Error(Exit::bad_input,
                     "neither " + file_a + " nor " + file_b + " holds a request: nothing was compared");
+    print_changed(file_a, a);
+    print_changed(file_b, b);
     print_incomplete(file_a, a);
     print_incomplete(file_b, b);
     print_settings(a, b);

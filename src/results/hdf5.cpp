@@ -34,6 +34,7 @@ std::string innermost_error() {
 }
 
 std::string hint_for(const std::string& error) {
+    if (error.find("truncated") != std::string::npos) return "copy it again from where it was made";
     if (error.find("cannot be locked") == std::string::npos) return {};
     return "set HDF5_USE_FILE_LOCKING=FALSE in the environment, where locks do not work on this file system";
 }
@@ -61,8 +62,6 @@ void need_own_member(const Object& group, const std::string& name, H5L_type_t li
     if (link != H5L_TYPE_HARD) refuse(member, "holds data outside the file (an external link)");
 }
 
-}  // namespace
-
 void set_up_library() {
     // Errors are reported by fail(), not printed; and after a full disk the library must not try again at
     // exit to flush what it could not, which is known to crash. Every id is closed by its owner, so nothing
@@ -75,6 +74,8 @@ void set_up_library() {
     if (!done) throw Error(Exit::failure, "the HDF5 library cannot be initialised");
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
+
+}  // namespace
 
 void fail(const Object& at, const std::string& what) {
     const std::string error = innermost_error();

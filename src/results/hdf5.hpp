@@ -62,16 +62,12 @@ inline void check(const Object& at, herr_t status, const std::string& what) {
     if (status < 0) fail(at, what);
 }
 
-/// Done by the two below too. Before try_reading, so that its child, which must not call MPI, does not start
-/// a parallel library.
-void set_up_library();
 /// An empty file that replaces what is there. It is never locked: it belongs to this process alone.
 Id create_file(const std::filesystem::path& path);
 /// Throws Error(bad_input) when there is no regular file that begins as an HDF5 file. Does not call the
 /// library.
 void check_is_hdf5(const std::filesystem::path& path);
-/// An existing file, for reading. The library may crash on a damaged file, also on one whose seal is right:
-/// only inside try_reading, or after it.
+/// An existing file, for reading. The library may crash on a file whose contents were made to that end.
 Id open_file(const std::filesystem::path& path);
 
 /// "1.10.8 (serial)": the library in use, and how its headers were built.
@@ -99,8 +95,6 @@ void write_text(const Object& at, const std::string& name, std::string_view text
 void write_document(const Object& at, const std::string& name, std::string_view text);
 /// One string an element; attribute `replaced` = 1 when one was not UTF-8.
 void write_strings(const Object& at, const std::string& name, const std::vector<std::string>& values);
-/// Strings of 64 characters.
-void write_hashes(const Object& at, const std::string& name, const std::string& characters);
 
 /// T is std::uint8_t, std::int32_t, std::int64_t, float or double. No dims: a scalar. An empty unit is not
 /// written.
@@ -117,12 +111,11 @@ void write_list(const Object& at, const std::string& name, const std::vector<T>&
 std::optional<std::int64_t> read_integer(const Object& at, const std::string& name);
 /// Text that write_text has written; nothing when neither attribute nor dataset is there.
 std::optional<std::string> read_text(const Object& at, const std::string& name);
-/// Names of string attributes in the order of their creation.
+/// Names of attributes of one variable-length string, in the order of their creation.
 std::vector<std::string> text_attributes(const Object& at);
 std::string read_document(const Object& at, const std::string& name);
 /// A list of strings, or of numbers written as decimal text.
 std::vector<std::string> read_strings(const Object& at, const std::string& name);
-std::string read_hashes(const Object& at, const std::string& name);
 /// The elements; `dims`, if given, gets the shape.
 template <class T>
 std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims = nullptr);

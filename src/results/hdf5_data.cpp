@@ -10,11 +10,10 @@ namespace ftmpi::hdf5 {
 
 namespace {
 
-Id new_text_type(std::size_t size) {
+Id new_text_type() {
     Id type(H5Tcopy(H5T_C_S1), H5Tclose);
-    H5Tset_size(type.get(), size);
-    H5Tset_cset(type.get(), size == H5T_VARIABLE ? H5T_CSET_UTF8 : H5T_CSET_ASCII);
-    if (size != H5T_VARIABLE) H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+    H5Tset_size(type.get(), H5T_VARIABLE);
+    H5Tset_cset(type.get(), H5T_CSET_UTF8);
     return type;
 }
 
@@ -22,12 +21,7 @@ Id new_text_type(std::size_t size) {
 // much as writing a small dataset.
 
 hid_t text_type() {
-    static const Id type = new_text_type(H5T_VARIABLE);
-    return type.get();
-}
-
-hid_t hash_type() {
-    static const Id type = new_text_type(64);
+    static const Id type = new_text_type();
     return type.get();
 }
 
@@ -155,7 +149,7 @@ std::vector<std::string> variable_strings(const Object& at, const std::string& w
                                           std::size_t n, Read read) {
     if (H5Tget_class(stored) != H5T_STRING || H5Tis_variable_str(stored) <= 0)
         refuse(at, what + "is not a variable-length string");
-    const Id type = new_text_type(H5T_VARIABLE);
+    const Id type = new_text_type();
     H5Tset_cset(type.get(), H5Tget_cset(stored));
     std::vector<char*> pointers(n, nullptr);
     if (n > 0) check(at, read(type.get(), pointers.data()), what + "cannot be read");
@@ -220,11 +214,6 @@ void write_strings(const Object& at, const std::string& name, const std::vector<
     if (!exact) write_integer(dataset, "replaced", 1);
 }
 
-void write_hashes(const Object& at, const std::string& name, const std::string& characters) {
-    write_dataset(at, name, hash_type(), hash_type(), {characters.size() / 64}, characters.size(),
-                  characters.data());
-}
-
 template <class T>
 void write_array(const Object& at, const std::string& name, std::span<const T> values,
                  const std::vector<hsize_t>& dims, const std::string& unit) {
@@ -265,7 +254,8 @@ std::vector<std::string> text_attributes(const Object& at) {
     const auto add = [](hid_t object, const char* name, const H5A_info_t*, void* to) -> herr_t {
         const Id attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
         const Id type(H5Aget_type(attribute.get()), H5Tclose);
-        if (H5Tget_class(type.get()) == H5T_STRING)
+        const Id space(H5Aget_space(attribute.get()), H5Sclose);
+        if (H5Tis_variable_str(type.get()) > 0 && H5Sget_simple_extent_npoints(space.get()) == 1)
             static_cast<std::vector<std::string>*>(to)->emplace_back(name);
         return 0;
     };
@@ -298,19 +288,6 @@ std::vector<std::string> read_strings(const Object& at, const std::string& name)
             return H5Dread(s.dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), to);
         });
     return values;
-}
-
-std::string read_hashes(const Object& at, const std::string& name) {
-    const Stored s = open_dataset(at, name, 64);
-    if (H5Tget_class(s.type.get()) != H5T_STRING || H5Tis_variable_str(s.type.get()) != 0 ||
-        H5Tget_size(s.type.get()) != 64)
-        refuse(s.dataset, "does not hold strings of 64 characters");
-    std::string characters(s.elements * 64, '\0');
-    if (s.elements > 0)
-        check(s.dataset,
-              H5Dread(s.dataset.id.get(), s.type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, characters.data()),
-              "cannot be read");
-    return characters;
 }
 
 template <class T>

@@ -10,10 +10,10 @@
 
 #include "../digest.hpp"
 #include "../error.hpp"
+#include "checksum.hpp"
 #include "journal.hpp"
 #include "part_file.hpp"
 #include "schema.hpp"
-#include "seal.hpp"
 
 namespace fs = std::filesystem;
 
@@ -140,9 +140,9 @@ std::int64_t write_result(Journal& journal, const JournalRun& run, const fs::pat
         journal.scan([](JournalRun&&) {}, [&](RequestRecord&& request) { add(request); });
         if (other)
             for (const auto index : other->indices())
-                if (!written.contains(index)) add(other->request(index, true));
+                if (!written.contains(index)) add(other->request(index, Contents::all));
         writer.close(summary, end);
-        seal_file(part.path());
+        append_checksum(part.path());
         if (const int error = flush_path(part.path()))
             throw Error(Exit::failure,
                         part.path().string() + ": cannot be flushed to the disk: " + reason(error));
@@ -259,7 +259,7 @@ void ResultFile::State::keep_earlier(JournalIndex& found) {
     if (file_exists && !replaces && (keeps_file || !from_journal)) file.emplace(target);
     const auto each_copy = [&](const auto& visit) {
         for (const auto index : file->indices())
-            if (!found.indices.contains(index)) visit(file->request(index, true));
+            if (!found.indices.contains(index)) visit(file->request(index, Contents::all));
     };
     if (found.end.kind == JournalEnd::Kind::damaged) {
         // Copies from the file are flushed together, so a loss of power may leave holes among them. Whatever
@@ -325,7 +325,10 @@ bool ResultFile::State::keep_as_it_is(const SchemaReader& file) {
                            static_cast<std::int64_t>(there.size()) == run.run.requests_asked &&
                            there.back() == run.run.requests_asked - 1;
     if (!all_there || !file.complete()) return false;
-    for (const auto index : there) failed_before += !file.request(index, false).error.empty();
+    // A file that stays is read like one that is gone on from, and refused for the same faults.
+    for (const auto index : there)
+        failed_before += !file.request(index, Contents::all_but_logits).error.empty();
+    file.summary();
     indices.insert(there.begin(), there.end());
     return nothing_left = true;
 }
@@ -431,13 +434,14 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     return requests;
 }
 
-StoredRun read_results(const fs::path& h5, bool with_logits) {
-    const SchemaReader reader(h5);
+StoredRun read_results(const fs::path& h5, Contents contents) {
+    const SchemaReader reader(h5, SchemaReader::Checksum::may_be_missing);
     StoredRun stored;
+    stored.changed = !reader.has_checksum();
     stored.run = reader.run().run;
     stored.complete = reader.complete();
     stored.recovered = reader.recovered();
-    for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, with_logits));
+    for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, contents));
     stored.summary = reader.summary();
     return stored;
 }

@@ -1,4 +1,4 @@
-// The layout of the result file, written and read in one place each; schema_write.cpp opens with the table.
+// The layout of the result file, written and read in one place each; README.md beside it holds the table.
 #pragma once
 
 #include <cstdint>
@@ -39,27 +39,29 @@ private:
     RequestCounts counts_;
 };
 
-/// True for an HDF5 file with the marks of a result of ftmpi, whole or not sealed (copied by another tool),
-/// of any version. Throws Error(bad_input) when it cannot be opened, or not be looked at without harm.
+constexpr std::int64_t schema_version = 2;
+
+/// True for an HDF5 file with the marks of a result of ftmpi of any version, also of one that another program
+/// has written to. Throws Error(bad_input) when it cannot be opened.
 bool is_result(const std::filesystem::path& path);
 
-/// Reads one file, request by request. Every failure is Error(bad_input). All of it was read by a child
-/// process before.
+/// Reads one file, request by request. Every failure is Error(bad_input).
 class SchemaReader {
 public:
-    explicit SchemaReader(const std::filesystem::path& path);
+    /// Whether a file may be read that another program has written to.
+    enum class Checksum { required, may_be_missing };
+    explicit SchemaReader(const std::filesystem::path& path, Checksum checksum = Checksum::required);
+    bool has_checksum() const { return has_checksum_; }
     JournalRun run() const;
     bool complete() const;
     bool recovered() const;
     const std::vector<std::int64_t>& indices() const { return indices_; }  ///< rising
-    RequestRecord request(std::int64_t index, bool with_logits) const;
+    RequestRecord request(std::int64_t index, Contents contents) const;
     SummaryRecord summary() const;
 
 private:
-    SchemaReader() = default;
-    void open(const std::filesystem::path& path);
-
     hdf5::Object root_, requests_;
+    bool has_checksum_ = false;
     std::vector<std::int64_t> indices_;
 };
 

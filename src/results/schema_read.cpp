@@ -1,11 +1,10 @@
-// Reads a result file back, strictly: what a version 1 file must have is either there or named in an error.
+// Reads a result file back, strictly: what a version 2 file must have is either there or named in an error.
 #include <algorithm>
 #include <charconv>
 
+#include "checksum.hpp"
 #include "part_file.hpp"
 #include "schema.hpp"
-#include "seal.hpp"
-#include "trial.hpp"
 
 namespace ftmpi {
 
@@ -29,17 +28,12 @@ std::string text(const Object& at, const std::string& name) {
     return std::move(*value);
 }
 
-std::string step_bytes(const Object& group) {
-    const std::string characters = read_hashes(group, "step_logits_sha256");
-    std::string bytes(characters.size() / 2, '\0');
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-        std::uint8_t byte = 0;
-        const char* digits = characters.data() + 2 * i;
-        if (std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2)
-            bad(group, "step_logits_sha256 holds something else than hexadecimal digits");
-        bytes[i] = static_cast<char>(byte);
-    }
-    return bytes;
+/// 32 bytes a step, in one string.
+std::string step_hashes(const Object& group) {
+    std::vector<hsize_t> dims;
+    const auto bytes = read_array<std::uint8_t>(group, "step_logits_sha256", &dims);
+    if (dims.size() != 2 || dims[1] != 32) bad(group, "step_logits_sha256 is not [steps][32]");
+    return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace
@@ -47,46 +41,35 @@ std::string step_bytes(const Object& group) {
 bool is_result(const std::filesystem::path& path) {
     if (!begins_as_hdf5(path)) return false;
     // Without HDF5, which may be told by its environment to respect locks of other programs.
-    if (is_sealed(path)) return true;
-    const auto bytes = std::filesystem::file_size(path);
-    set_up_library();
-    return try_reading(path, reading_seconds(0), [&] {
-        try {
-            const Object root{open_file(path), path.string(), "", Exit::bad_input, bytes};
-            return read_integer(root, "schema_version") && read_text(root, "journal_id") &&
-                   read_text(root, "identity");
-        } catch (const Error&) { return false; }
-    });
+    if (has_checksum(path)) return true;
+    try {
+        const Object root{open_file(path), path.string(), "", Exit::bad_input,
+                          std::filesystem::file_size(path)};
+        return read_integer(root, "schema_version") && read_text(root, "journal_id") &&
+               read_text(root, "identity");
+    } catch (const Error&) { return false; }
 }
 
-SchemaReader::SchemaReader(const std::filesystem::path& path) {
+SchemaReader::SchemaReader(const std::filesystem::path& path, Checksum checksum) {
     check_is_hdf5(path);
-    check_seal(path);
-    set_up_library();
-    // All that any of the calls below reads, but for the logits' values: these lie in one piece and are read
-    // as they are.
-    try_reading(path, reading_seconds(std::filesystem::file_size(path)), [&] {
-        SchemaReader tried;
-        tried.open(path);
-        tried.run();
-        tried.complete();
-        for (const auto index : tried.indices_) tried.request(index, false);
-        tried.summary();
-        return true;
-    });
-    open(path);
-}
-
-void SchemaReader::open(const std::filesystem::path& path) {
+    has_checksum_ = verify_checksum(path);
+    if (!has_checksum_ && checksum == Checksum::required)
+        throw Error(Exit::bad_input,
+                    path.string() +
+                        ": lacks the checksum that ftmpi puts at the end of a result: it is "
+                        "truncated, or another program has written to it",
+                    "copy it again from where it was made; `ftmpi verify` compares what it holds");
     root_ = {open_file(path), path.string(), "", Exit::bad_input};
     root_.file_bytes = std::filesystem::file_size(path);
     const auto version = read_integer(root_, "schema_version");
     if (!version)
         bad(root_,
             "is an HDF5 file, but not a result of ftmpi: the root has no integer attribute schema_version");
-    if (*version != 1)
-        bad(root_, "has schema version " + std::to_string(*version) + "; this program reads version 1",
-            "read it with the ftmpi that wrote it, or a later one");
+    if (*version != schema_version)
+        bad(root_,
+            "has schema version " + std::to_string(*version) + "; this program reads version " +
+                std::to_string(schema_version),
+            "read it with the ftmpi that wrote it");
     requests_ = open_group(root_, "requests");
     for (const auto& name : members(requests_)) {
         std::int64_t index = -1;
@@ -146,27 +129,28 @@ bool SchemaReader::recovered() const {
     return read_integer(root_, "recovered").value_or(integer(root_, "complete") == 0) != 0;
 }
 
-RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const {
+RequestRecord SchemaReader::request(std::int64_t index, Contents contents) const {
     const Object group = open_group(requests_, std::to_string(index));
     RequestRecord r;
     r.index = integer(group, "index");
     if (r.index != index) bad(group, "its attribute index is " + std::to_string(r.index));
-    r.session = integer(group, "session");
-    r.vocabulary = integer(group, "vocabulary");
     r.id = text(group, "id");
     r.finish_reason = text(group, "finish_reason");
     r.error = text(group, "error");
-    r.prompt = text(group, "prompt");
-    r.text = text(group, "text");
     r.prompt_ids = read_array<std::int32_t>(group, "prompt_ids");
     r.output_ids = read_array<std::int32_t>(group, "output_ids");
     if (has_member(group, "step_logits_sha256")) {
-        r.step_sha256 = step_bytes(group);
+        r.step_sha256 = step_hashes(group);
         r.logits_sha256 = text(group, "logits_sha256");
     } else {
         r.logits_sha256 = read_text(group, "logits_sha256").value_or("");
     }
     r.margins = read_array<float>(group, "margins");
+    if (contents == Contents::compared) return r;
+    r.session = integer(group, "session");
+    r.vocabulary = integer(group, "vocabulary");
+    r.prompt = text(group, "prompt");
+    r.text = text(group, "text");
     const auto prefill = read_array<double>(group, "prefill_seconds");
     if (prefill.size() != 1) bad(group, "prefill_seconds is not one number");
     r.prefill_seconds = prefill[0];
@@ -178,7 +162,7 @@ RequestRecord SchemaReader::request(std::int64_t index, bool with_logits) const 
         if (dims.size() != 2 || static_cast<std::int64_t>(dims[1]) != r.vocabulary)
             bad(group, "logits are not [steps][vocabulary] with the vocabulary of " +
                            std::to_string(r.vocabulary) + " ids");
-        if (with_logits) r.logits = read_array<float>(group, "logits");
+        if (contents == Contents::all) r.logits = read_array<float>(group, "logits");
     }
     // The checks of appending again: --resume and recover write this request anew, and must not fail at it
     // when all else is done.

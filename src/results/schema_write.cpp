@@ -1,18 +1,6 @@
-// Layout of a result file, schema version 1. Everything with a unit is a dataset with attribute `unit`.
-//   /                attributes schema_version, session, requests_asked (absent where not known), complete,
-//   recovered (integers),
-//                    identity, journal_id, hdf5_library, and the run's facts (strings)
-//   /ranks           one 1-D dataset a key, one element a rank: integers, floats, or UTF-8 strings
-//   /plan            text (string); one int64 dataset a matrix role: rows [begin, end) as [ranks][2] or
-//   [layers][ranks][2] /requests/<n>    n = input order. prompt_ids, output_ids (int32), step_logits_sha256
-//   (64 hex digits a step, absent without
-//                    hashing), margins, prefill_seconds, step_seconds, gather_names, gather_seconds
-//                    [ranks][names], prompt_bytes, text_bytes (uint8: the exact bytes), logits (float32
-//                    [steps][vocabulary], if saved); attributes index, session, vocabulary (integers), id,
-//                    prompt, text, text_sha256, logits_sha256 (absent without hashing), finish_reason, error
-//   /summary         one scalar float64 dataset a value, first the counts over all requests; group series
-//   (absent without any): float64 [rows][columns] a series
-// Text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see hdf5::write_text.
+// The result file as README.md beside this file describes it, written. Everything with a unit is a dataset
+// with attribute `unit`; text that is not UTF-8, holds NUL, or has 60,000 bytes or more: see
+// hdf5::write_text.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -167,7 +155,7 @@ void RequestCounts::add(const RequestRecord& r) {
 
 SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& run)
     : root_{create_file(path), path.string(), "", Exit::failure}, requests_asked_(run.run.requests_asked) {
-    write_integer(root_, "schema_version", 1);
+    write_integer(root_, "schema_version", schema_version);
     write_integer(root_, "session", run.session);
     if (requests_asked_ > 0) write_integer(root_, "requests_asked", requests_asked_);
     write_text(root_, "journal_id", run.journal_id);
@@ -194,13 +182,9 @@ void SchemaWriter::add(const RequestRecord& r) {
     write_list(group, "output_ids", r.output_ids);
     if (!r.logits_sha256.empty()) write_text(group, "logits_sha256", r.logits_sha256);
     if (!r.step_sha256.empty()) {
-        std::string characters;
-        for (std::size_t at = 0; at < r.step_sha256.size(); at += 32) {
-            Sha256 step;
-            std::copy_n(r.step_sha256.begin() + static_cast<std::ptrdiff_t>(at), 32, step.begin());
-            characters += hex(step);
-        }
-        write_hashes(group, "step_logits_sha256", characters);
+        const std::span bytes(reinterpret_cast<const std::uint8_t*>(r.step_sha256.data()),
+                              r.step_sha256.size());
+        write_array<std::uint8_t>(group, "step_logits_sha256", bytes, {bytes.size() / 32, 32});
     }
     write_list(group, "margins", r.margins, "logit");
     write_array<double>(group, "prefill_seconds", {&r.prefill_seconds, 1}, {}, "s");

@@ -1,26 +1,20 @@
-// Result files made to harm their reader: with the right seal, but leading out of the file, beyond what a run
-// can hold, or broken so that the HDF5 library crashes on them.
+// Result files made to harm their reader: with the right checksum, but leading out of the file or beyond what
+// a run can hold. Files on which the HDF5 library itself crashes are that library's matter.
 #define BOOST_TEST_MODULE results_hostile
 #include <fcntl.h>
 #include <hdf5.h>
-#include <signal.h>
 #include <sys/stat.h>
 
-#include <chrono>
-#include <map>
-#include <random>
-
 #include "digest.hpp"
+#include "results/checksum.hpp"
 #include "results/disk.hpp"
 #include "results/journal.hpp"
 #include "results/schema.hpp"
-#include "results/seal.hpp"
-#include "results/trial.hpp"
 #include "results_checks.hpp"
 
 namespace {
 
-constexpr std::size_t seal_bytes = 48;
+constexpr std::size_t footer_bytes = 48;
 
 void need(herr_t status) { BOOST_REQUIRE(status >= 0); }
 
@@ -30,13 +24,13 @@ RunRecord asking(std::int64_t requests) {
     return run;
 }
 
-void unseal(const fs::path& file) { fs::resize_file(file, fs::file_size(file) - seal_bytes); }
+void drop_checksum(const fs::path& file) { fs::resize_file(file, fs::file_size(file) - footer_bytes); }
 
-/// A result of two requests in which `change` was done, with the right seal.
-void craft(const fs::path& file, const std::function<void(hid_t)>& change, bool sealed = true) {
+/// A result of two requests in which `change` was done, with the right checksum.
+void craft(const fs::path& file, const std::function<void(hid_t)>& change, bool with_checksum = true) {
     fs::remove(file);
     write_run(file, 2);
-    unseal(file);
+    drop_checksum(file);
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     need(H5Pset_libver_bounds(access, H5F_LIBVER_EARLIEST, H5F_LIBVER_LATEST));  // virtual datasets need it
     const hid_t id = H5Fopen(file.c_str(), H5F_ACC_RDWR, access);
@@ -44,7 +38,7 @@ void craft(const fs::path& file, const std::function<void(hid_t)>& change, bool 
     change(id);
     need(H5Fclose(id));
     H5Pclose(access);
-    if (sealed) seal_file(file);
+    if (with_checksum) append_checksum(file);
 }
 
 /// Puts a dataset of bytes in the place of another.
@@ -79,12 +73,6 @@ void put_integer(hid_t file, const char* object, const char* name, std::int64_t 
     need(H5Awrite(attribute, H5T_NATIVE_INT64, &value));
     H5Aclose(attribute);
     H5Oclose(at);
-}
-
-double seconds_of(const std::function<void()>& work) {
-    const auto begin = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 /// All who read results refuse this one, and nothing changes.
@@ -254,121 +242,6 @@ BOOST_AUTO_TEST_CASE(the_same_in_journals) {
             fs::remove(folder.journal);
         }
     }
-}
-
-BOOST_AUTO_TEST_CASE(a_trial_ends_as_its_child_does) {
-    const fs::path file = "some.h5";
-    const auto tried = [&](std::function<bool()> read, std::uint64_t seconds = 1) {
-        return try_reading(file, seconds, read);
-    };
-    BOOST_TEST(tried([] { return true; }));
-    BOOST_TEST(!tried([] { return false; }));
-    check_error(Exit::usage, {"what | hint"},
-                [&] { tried([]() -> bool { throw Error(Exit::usage, "what", "hint"); }); });
-    const std::string long_text(300'000, 'x');
-    check_error(Exit::bad_input, {long_text},
-                [&] { tried([&]() -> bool { throw Error(Exit::bad_input, long_text); }); });
-    BOOST_CHECK_THROW(tried([]() -> bool { throw std::bad_alloc(); }), std::bad_alloc);
-    check_error(Exit::failure, {"odd"}, [&] { tried([]() -> bool { throw std::runtime_error("odd"); }); });
-
-    const std::vector<std::string> ended = {"some.h5: is damaged: reading it ended the HDF5 library"};
-    for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE})
-        check_error(Exit::bad_input, ended, [&] { tried([&] { return ::raise(signal) == 0; }); });
-    check_error(Exit::bad_input, ended, [&] { tried([]() -> bool { ::_exit(0); }); });
-    check_error(Exit::failure, {"some.h5", "was killed"},
-                [&] { tried([] { return ::raise(SIGKILL) == 0; }); });
-    volatile bool going = true;
-    const double loop = seconds_of([&] {
-        check_error(Exit::bad_input, {"some.h5: is damaged", "did not come to an end"}, [&] {
-            tried([&] {
-                while (going) continue;
-                return true;
-            });
-        });
-    });
-    BOOST_TEST(loop < 30.0);
-
-    // What a launcher or a terminal sends to all is not taken for a crash.
-    BOOST_TEST(tried([] {
-        return ::raise(SIGTERM) == 0 && ::raise(SIGINT) == 0 && ::raise(SIGHUP) == 0 && ::raise(SIGUSR1) == 0;
-    }));
-    // Nobody waits for children: whether one has crashed is seen all the same.
-    ::signal(SIGCHLD, SIG_IGN);
-    BOOST_TEST(tried([] { return true; }));
-    check_error(Exit::bad_input, ended, [&] { tried([] { return ::raise(SIGSEGV) == 0; }); });
-    ::signal(SIGCHLD, SIG_DFL);
-    // Nothing that the child prints is seen, nor what the parent has not printed yet.
-    Folder folder;
-    BOOST_TEST(in_child([&] {
-                   if (!std::freopen((folder.path / "said").c_str(), "w", stdout)) return 98;
-                   std::printf("once");
-                   tried([] {
-                       std::printf("child");
-                       std::fflush(nullptr);
-                       return true;
-                   });
-                   return 0;
-               }) == 0);
-    BOOST_TEST(bytes_of(folder.path / "said") == "once");
-    fs::remove(folder.path / "said");
-    // The journal stays locked when the child has ended.
-    write_run(folder.file, 1);
-    ResultFile results(folder.file, sample_run(), Existing::resume);
-    read_results(folder.file);
-    BOOST_TEST(in_child([&] {
-                   ResultFile(folder.file, sample_run(), Existing::resume);
-                   return 0;
-               }) == static_cast<int>(Exit::failure));
-}
-
-BOOST_AUTO_TEST_CASE(no_mutation_ends_the_process) {
-    Folder folder;
-    write_run(folder.file, 2);
-    unseal(folder.file);
-    const std::string whole = bytes_of(folder.file);
-    std::mt19937_64 random(20);
-    const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-    // Bytes and bits that changed, extreme numbers, and pieces that were written to the wrong place.
-    const auto mutate = [&](std::string& bytes) {
-        const std::size_t at = below(bytes.size()), n = std::min(bytes.size() - at, std::size_t{8});
-        switch (below(4)) {
-            case 0: bytes[at] = static_cast<char>(below(256)); break;
-            case 1: bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8))); break;
-            case 2:
-                bytes.replace(at, n,
-                              std::array{std::string(n, '\xFF'), std::string(n, '\0'),
-                                         std::string(n - 1, '\xFF') + '\x7F'}[below(3)]);
-                break;
-            default: {
-                const std::size_t from = below(bytes.size()), size = 1 + below(63);
-                const std::string piece = bytes.substr(from, std::min(size, bytes.size() - at));
-                bytes.replace(at, piece.size(), piece);
-            }
-        }
-    };
-    std::map<std::string, int> ends;
-    const auto count = [&](const std::function<void()>& read) {
-        try {
-            read();
-            ++ends["read"];
-        } catch (const Error& error) {
-            const std::string what = error.what();
-            const bool ended = what.find("ended the HDF5 library") != what.npos,
-                       endless = what.find("to an end in") != what.npos;
-            ++ends[ended ? "crashed" : endless ? "endless" : "refused"];
-            BOOST_TEST(static_cast<int>(error.code()) == static_cast<int>(Exit::bad_input), what);
-        }
-    };
-    for (int i = 0; i < 400; ++i) {
-        std::string bytes = whole;
-        for (std::size_t changes = std::array{1, 1, 2, 4, 8}[below(5)]; changes > 0; --changes) mutate(bytes);
-        write_bytes(folder.file, bytes);
-        // As a file that --overwrite was given for, then as one with a seal.
-        if (i % 2 == 0) count([&] { is_result(folder.file); });
-        seal_file(folder.file);
-        count([&] { read_results(folder.file); });
-    }
-    for (const auto& [end, n] : ends) std::printf("%s %d\n", end.c_str(), n);
 }
 
 BOOST_AUTO_TEST_CASE(a_file_that_may_not_be_read_is_called_so) {

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "results/seal.hpp"
+#include "results/checksum.hpp"
 #include "results_checks.hpp"
 
 BOOST_AUTO_TEST_CASE(all_fields_come_back) {
@@ -48,7 +48,7 @@ BOOST_AUTO_TEST_CASE(all_fields_come_back) {
     check_equal(back.requests[0], sample_request(0));
     check_equal(back.requests[1], with_logits);
     check_equal(back.requests[2], failed);
-    BOOST_TEST(read_results(folder.file, false).requests[1].logits.empty());
+    BOOST_TEST(read_results(folder.file, Contents::all_but_logits).requests[1].logits.empty());
 }
 
 // "Complete" is what a script asks for before it takes the file for all that was asked for.
@@ -85,13 +85,13 @@ BOOST_AUTO_TEST_CASE(only_a_file_that_holds_all_is_complete) {
     BOOST_TEST(figure(back, "output_tokens") == 12);
 }
 
-/// Changes the root of a result as another program could, with a seal that fits.
+/// Changes the root of a result as another program could, with a checksum that fits.
 void change_root(const fs::path& path, const std::function<void(hid_t)>& change) {
     const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
     BOOST_REQUIRE(file >= 0);
     change(file);
     H5Fclose(file);
-    seal_file(path);
+    append_checksum(path);
 }
 
 void set_integer(hid_t root, const char* name, std::int64_t value) {
@@ -350,8 +350,8 @@ BOOST_AUTO_TEST_CASE(files_that_are_no_results) {
     for (const std::size_t cut :
          {std::size_t{8}, std::size_t{96}, std::size_t{1000}, whole.size() / 2, whole.size() - 49}) {
         write_bytes(folder.file, whole.substr(0, cut));
-        refused(folder.file, {"out.h5", "SHA-256", "is truncated"});
-        check_error(Exit::bad_input, {"out.h5", "is truncated"},
+        refused(folder.file, {"out.h5: cannot be opened as an HDF5 file"});
+        check_error(Exit::bad_input, {"out.h5: lacks the checksum", "is truncated", "copy it again"},
                     [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
     }
 }
@@ -364,18 +364,69 @@ BOOST_AUTO_TEST_CASE(a_damaged_file_is_refused_before_hdf5_reads_it) {
         std::string changed = whole;
         changed[at] = static_cast<char>(changed[at] ^ (1 << at % 8));
         write_bytes(folder.file, changed);
-        const bool in_mark =
-            at >= whole.size() - 48 && at < whole.size() - 32;  // what says that a seal follows
-        check_error(Exit::bad_input, {in_mark ? "is truncated" : "is damaged"},
-                    [&] { read_results(folder.file); });
+        // What says that a checksum follows is no data.
+        if (at >= whole.size() - 48 && at < whole.size() - 32) BOOST_TEST(read_results(folder.file).changed);
+        else check_error(Exit::bad_input, {"is damaged"}, [&] { read_results(folder.file); });
     }
-    // All that HDF5 wrote, without the seal: not given to the library, which cannot tell whether bytes inside
-    // are right.
-    write_bytes(folder.file, whole.substr(0, whole.size() - 48));
-    check_error(Exit::bad_input, {"out.h5", "is truncated"}, [&] { read_results(folder.file); });
-    check_error(Exit::bad_input, {"out.h5", "is truncated"},
-                [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
-    BOOST_TEST(folder.list() == "out.h5");
+}
+
+BOOST_AUTO_TEST_CASE(what_another_program_has_written_to_is_compared_and_not_gone_on_from) {
+    Folder folder;
+    const fs::path other = folder.path / "other.h5";
+    write_run(other, 3);
+    const StoredRun same = read_results(other);
+    BOOST_TEST(!same.changed);
+    fs::remove(other);
+    write_run(folder.file, 3);
+    const auto changed = [&](const std::function<void(hid_t)>& change) {
+        const hid_t file = H5Fopen(folder.file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+        BOOST_REQUIRE(file >= 0);
+        change(file);
+        BOOST_REQUIRE(H5Fclose(file) >= 0);
+        BOOST_TEST(!has_checksum(folder.file));
+        const StoredRun run = read_results(folder.file, Contents::compared);
+        BOOST_TEST(run.changed);
+        BOOST_TEST(!compare_results(run, same));
+        BOOST_TEST(read_results(folder.file).requests[2].step_sha256 == same.requests[2].step_sha256);
+        check_error(Exit::bad_input,
+                    {"out.h5: lacks the checksum", "another program has written to it", "ftmpi verify"},
+                    [&] { ResultFile(folder.file, sample_run(), Existing::resume); });
+        BOOST_TEST(folder.list() == "out.h5");
+    };
+    changed([](hid_t) {});
+    changed([](hid_t file) {
+        // As h5py writes a number, a text of fixed length, and an array of both.
+        const hsize_t two = 2;
+        const hid_t one = H5Screate(H5S_SCALAR), many = H5Screate_simple(1, &two, nullptr);
+        const hid_t fixed = H5Tcopy(H5T_C_S1), variable = H5Tcopy(H5T_C_S1);
+        H5Tset_size(fixed, 4);
+        H5Tset_size(variable, H5T_VARIABLE);
+        const hid_t request = H5Gopen2(file, "/requests/1", H5P_DEFAULT);
+        int name = 0;
+        for (const hid_t at : {file, request})
+            for (const hid_t type : {fixed, variable, H5T_NATIVE_DOUBLE})
+                for (const hid_t space : {one, many}) {
+                    const std::string label = "note" + std::to_string(name++);
+                    const hid_t attribute =
+                        H5Acreate2(at, label.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT);
+                    BOOST_REQUIRE(attribute >= 0);
+                    H5Aclose(attribute);
+                }
+        H5Gclose(request);
+        for (const hid_t type : {fixed, variable}) H5Tclose(type);
+        for (const hid_t space : {one, many}) H5Sclose(space);
+    });
+    // What it has written into the data is seen.
+    const hid_t file = H5Fopen(folder.file.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    const hid_t ids = H5Dopen2(file, "/requests/1/output_ids", H5P_DEFAULT);
+    const std::int32_t other_ids[] = {10, 11, 99, 13};
+    BOOST_REQUIRE(H5Dwrite(ids, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, other_ids) >= 0);
+    H5Dclose(ids);
+    H5Fclose(file);
+    const auto difference = compare_results(read_results(folder.file), same);
+    BOOST_REQUIRE(difference.has_value());
+    BOOST_TEST(difference->request == 1);
+    BOOST_TEST(difference->step == 2);
 }
 
 BOOST_AUTO_TEST_CASE(overwrite_replaces_results_only) {
@@ -441,7 +492,7 @@ BOOST_AUTO_TEST_CASE(overwrite_keeps_hdf5_files_of_other_programs) {
     const std::string whole = bytes_of(folder.file);
     write_bytes(folder.file, whole.substr(0, whole.size() / 2));
     refused();
-    // Without its seal, as h5repack leaves it, it is still ours.
+    // Without its checksum, as h5repack leaves it, it is still ours.
     write_bytes(folder.file, whole.substr(0, whole.size() - 48));
     write_run(folder.file, 1, Existing::overwrite);
     BOOST_TEST(read_results(folder.file).requests.size() == 1u);

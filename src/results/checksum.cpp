@@ -1,4 +1,4 @@
-#include "seal.hpp"
+#include "checksum.hpp"
 
 #include <fcntl.h>
 
@@ -15,10 +15,10 @@ namespace ftmpi {
 namespace {
 
 constexpr std::string_view magic = "\nftmpi SHA-256: ";
-constexpr std::size_t seal_bytes = magic.size() + sizeof(Sha256);
+constexpr std::size_t footer_bytes = magic.size() + sizeof(Sha256);
 
-/// The seal of the first `size` bytes.
-std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& path, Exit code) {
+/// The footer for the first `size` bytes.
+std::string footer_of(int fd, std::uint64_t size, const std::filesystem::path& path, Exit code) {
     Digest digest;
     std::string block(std::size_t{1} << 20, '\0');
     for (std::uint64_t at = 0; at < size;) {
@@ -30,62 +30,58 @@ std::string seal_of(int fd, std::uint64_t size, const std::filesystem::path& pat
         at += n;
     }
     const Sha256 value = digest.value();
-    std::string seal(magic);
-    seal.append(value.begin(), value.end());
-    return seal;
+    std::string footer(magic);
+    footer.append(value.begin(), value.end());
+    return footer;
 }
 
-/// The seal that a file ends with; empty when it has none.
-std::string read_seal(int fd) {
+/// The footer of a file; empty when it has none.
+std::string read_footer(int fd) {
     const std::uint64_t size = size_of_file(fd);
-    std::string seal(seal_bytes, '\0');
-    const bool read = size >= seal_bytes && read_all(fd, seal.data(), seal.size(), size - seal_bytes) == 0;
-    return read && seal.starts_with(magic) ? seal : std::string();
+    std::string footer(footer_bytes, '\0');
+    const bool read =
+        size >= footer_bytes && read_all(fd, footer.data(), footer.size(), size - footer_bytes) == 0;
+    return read && footer.starts_with(magic) ? footer : std::string();
 }
 
 }  // namespace
 
-void seal_file(const std::filesystem::path& path) {
+void append_checksum(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
     if (file.get() < 0)
         throw Error(Exit::failure, path.string() + ": cannot be opened again: " + reason(errno));
     const std::uint64_t size = size_of_file(file.get());
-    const std::string seal = seal_of(file.get(), size, path, Exit::failure);
-    if (const int error = write_all(file.get(), seal, size))
+    const std::string footer = footer_of(file.get(), size, path, Exit::failure);
+    if (const int error = write_all(file.get(), footer, size))
         throw Error(Exit::failure, path.string() + ": cannot be written to the disk: " + reason(error));
 }
 
-bool is_sealed(const std::filesystem::path& path) {
+bool has_checksum(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    return file.get() >= 0 && !read_seal(file.get()).empty();
+    return file.get() >= 0 && !read_footer(file.get()).empty();
 }
 
 std::string fingerprint(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
-    std::string seal = read_seal(file.get());
-    if (seal.empty()) seal = seal_of(file.get(), size_of_file(file.get()), path, Exit::bad_input);
+    std::string footer = read_footer(file.get());
+    if (footer.empty()) footer = footer_of(file.get(), size_of_file(file.get()), path, Exit::bad_input);
     Sha256 value;
-    std::copy_n(seal.begin() + magic.size(), value.size(), value.begin());
+    std::copy_n(footer.begin() + magic.size(), value.size(), value.begin());
     return hex(value);
 }
 
-void check_seal(const std::filesystem::path& path) {
+bool verify_checksum(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));
-    const std::string seal = read_seal(file.get());
-    if (seal.empty())
-        throw Error(
-            Exit::bad_input,
-            path.string() +
-                ": has not the SHA-256 that ends every result file: it is truncated, or another program "
-                "wrote it",
-            "copy it again from where it was made");
-    if (seal_of(file.get(), size_of_file(file.get()) - seal_bytes, path, Exit::bad_input) != seal)
+    const std::string footer = read_footer(file.get());
+    if (footer.empty()) return false;
+    if (footer_of(file.get(), size_of_file(file.get()) - footer_bytes, path, Exit::bad_input) != footer)
         throw Error(
             Exit::bad_input,
             path.string() + ": is damaged: its bytes are not those that were written (SHA-256 at its end)",
             "copy it again from where it was made");
+    return true;
 }
 
 }  // namespace ftmpi
