@@ -96,10 +96,10 @@ void experts_down(const Matrix& routed, const Matrix* shared, const Routes& rout
 // ----------------------------------------------------------------------------------------------------------
 /// x[t] = table[rows[t].token]
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
-/// Backend::place_rows(). `rows` travels with the launch, so there is no host memory that a step in flight
-/// still needs.
-void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
-                cudaStream_t stream);
+/// Backend::resolve_tokens(). `rows` travels with the launch, so there is no host memory that a step in
+/// flight still needs.
+void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
+                    cudaStream_t stream);
 /// n.sum may be n.from.
 void norm(const Norm& n, std::int64_t rows, cudaStream_t stream);
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);

@@ -103,13 +103,13 @@ __device__ std::uint32_t epoch_of(std::uint64_t word) { return static_cast<std::
 // --- columns
 // ------------------------------------------------------------------------------------------------
 
-struct Place {
+struct Element {
     float* at;
     std::uint32_t left;  // floats that follow without a gap, this one included
 };
 
 /// Float number i of `source`; i must exist.
-__device__ Place place(const Pieces& p, int source, std::uint32_t i) {
+__device__ Element element_of(const GatherLayout& p, int source, std::uint32_t i) {
     int part = 0;
     for (; part + 1 < p.parts; ++part) {
         const std::uint32_t n = p.rows[part] * p.size[part][source];
@@ -122,30 +122,30 @@ __device__ Place place(const Pieces& p, int source, std::uint32_t i) {
     return {p.data[part] + row * p.width[part] + p.begin[part][source] + column, size - column};
 }
 
-__device__ bool is_whole(const Place& place) {
-    return place.left >= 4 && (reinterpret_cast<Address>(place.at) & 15) == 0;
+__device__ bool is_whole(const Element& e) {
+    return e.left >= 4 && (reinterpret_cast<Address>(e.at) & 15) == 0;
 }
 
-__device__ float4 take(const Pieces& p, int source, std::uint32_t i, std::uint32_t n) {
-    const Place from = place(p, source, i);
+__device__ float4 take(const GatherLayout& p, int source, std::uint32_t i, std::uint32_t n) {
+    const Element from = element_of(p, source, i);
     if (n >= 4 && is_whole(from)) return *reinterpret_cast<const float4*>(from.at);
     float4 v = {*from.at, 0, 0, 0};
-    if (n > 1) v.y = *place(p, source, i + 1).at;
-    if (n > 2) v.z = *place(p, source, i + 2).at;
-    if (n > 3) v.w = *place(p, source, i + 3).at;
+    if (n > 1) v.y = *element_of(p, source, i + 1).at;
+    if (n > 2) v.z = *element_of(p, source, i + 2).at;
+    if (n > 3) v.w = *element_of(p, source, i + 3).at;
     return v;
 }
 
-__device__ void put(const Pieces& p, int source, std::uint32_t i, std::uint32_t n, float4 v) {
-    const Place to = place(p, source, i);
+__device__ void put(const GatherLayout& p, int source, std::uint32_t i, std::uint32_t n, float4 v) {
+    const Element to = element_of(p, source, i);
     if (n >= 4 && is_whole(to)) {
         *reinterpret_cast<float4*>(to.at) = v;
         return;
     }
     *to.at = v.x;
-    if (n > 1) *place(p, source, i + 1).at = v.y;
-    if (n > 2) *place(p, source, i + 2).at = v.z;
-    if (n > 3) *place(p, source, i + 3).at = v.w;
+    if (n > 1) *element_of(p, source, i + 1).at = v.y;
+    if (n > 2) *element_of(p, source, i + 2).at = v.z;
+    if (n > 3) *element_of(p, source, i + 3).at = v.w;
 }
 
 // --- an exchange's begin and end
@@ -207,7 +207,7 @@ __device__ void end_exchange(const Mailboxes& m, const Tag& tag, std::uint32_t e
 }
 
 __global__ void __launch_bounds__(threads)
-    words_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p,
+    words_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ GatherLayout p,
                  const __grid_constant__ Tag tag) {
     const std::uint64_t begin = now_ns();
     const Control::Slot slot = slot_of(m.control);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(threads)
     for (std::uint32_t i = thread; i <= p.count[p.rank]; i += stride) {
         const bool is_last = i == p.count[p.rank];
         const std::uint64_t word =
-            flagged(is_last ? tag.signature : __float_as_uint(*place(p, p.rank, p.first + i).at), epoch);
+            flagged(is_last ? tag.signature : __float_as_uint(*element_of(p, p.rank, p.first + i).at), epoch);
         for (int k = 1; k < p.ranks; ++k) {
             const int peer = (p.rank + k) % p.ranks;
             store_word(word_area(m, p.ranks, peer, p.rank, parity) + i, word);
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads)
                 word = load_word(words + i);
             if (given_up) break;
             if (i == p.count[source]) check_signature(m, tag, word, source);
-            else *place(p, source, p.first + i).at = __uint_as_float(static_cast<std::uint32_t>(word));
+            else *element_of(p, source, p.first + i).at = __uint_as_float(static_cast<std::uint32_t>(word));
         }
     }
     end_exchange(m, tag, epoch, begin);
@@ -248,7 +248,7 @@ __device__ std::uint32_t chunk_of(std::uint32_t count) {
 }
 
 __global__ void __launch_bounds__(threads)
-    bulk_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ Pieces p,
+    bulk_kernel(const __grid_constant__ Mailboxes m, const __grid_constant__ GatherLayout p,
                 const __grid_constant__ Tag tag) {
     const std::uint64_t begin = now_ns();
     const Control::Slot slot = slot_of(m.control);
@@ -342,7 +342,7 @@ __global__ void count_wrong_kernel(const __grid_constant__ Mailboxes m, int rank
 // ------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(threads)
-    pack_kernel(const __grid_constant__ Pieces p, const __grid_constant__ Tag tag, float* to,
+    pack_kernel(const __grid_constant__ GatherLayout p, const __grid_constant__ Tag tag, float* to,
                 Control* control, Report* report) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         control->begun_ns = now_ns();
@@ -353,12 +353,12 @@ __global__ void __launch_bounds__(threads)
         static_cast<volatile Report*>(report)->begun = begun;
     }
     for (std::uint32_t i = blockIdx.x * threads + threadIdx.x; i < p.count[p.rank]; i += gridDim.x * threads)
-        to[i] = *place(p, p.rank, p.first + i).at;
+        to[i] = *element_of(p, p.rank, p.first + i).at;
 }
 
 __global__ void __launch_bounds__(threads)
-    unpack_kernel(const __grid_constant__ Pieces p, const __grid_constant__ Tag tag, const float* from,
-                  const __grid_constant__ Places places, Control* control, Report* report) {
+    unpack_kernel(const __grid_constant__ GatherLayout p, const __grid_constant__ Tag tag, const float* from,
+                  const __grid_constant__ SegmentOffsets offsets, Control* control, Report* report) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         control->waited_ns[tag.name] += now_ns() - control->begun_ns;
         control->calls[tag.name] += tag.calls;
@@ -368,10 +368,10 @@ __global__ void __launch_bounds__(threads)
         if (source != p.rank)
             for (std::uint32_t i = blockIdx.x * threads + threadIdx.x; i < p.count[source];
                  i += gridDim.x * threads)
-                *place(p, source, p.first + i).at = from[places.at[source] + i];
+                *element_of(p, source, p.first + i).at = from[offsets.at[source] + i];
 }
 
-std::uint32_t largest(const Pieces& p) { return *std::max_element(p.count, p.count + p.ranks); }
+std::uint32_t largest(const GatherLayout& p) { return *std::max_element(p.count, p.count + p.ranks); }
 
 /// Enough blocks for one word a thread, within the limit.
 unsigned blocks_for(std::uint32_t words, int most) {
@@ -386,12 +386,12 @@ std::size_t mailbox_bytes(int ranks, std::uint32_t words, std::uint32_t bulk) {
     return Areas{static_cast<std::size_t>(ranks - 1), words, bulk}.bytes();
 }
 
-void exchange_words(const Mailboxes& m, const Pieces& p, const Tag& tag, Stream stream) {
+void exchange_words(const Mailboxes& m, const GatherLayout& p, const Tag& tag, Stream stream) {
     words_kernel<<<blocks_for(largest(p) + 1, m.blocks), threads, 0, native(stream)>>>(m, p, tag);
     check(cudaGetLastError(), "exchange_words", __FILE__);
 }
 
-void exchange_bulk(const Mailboxes& m, const Pieces& p, const Tag& tag, Stream stream) {
+void exchange_bulk(const Mailboxes& m, const GatherLayout& p, const Tag& tag, Stream stream) {
     bulk_kernel<<<static_cast<unsigned>(m.blocks), threads, 0, native(stream)>>>(m, p, tag);
     check(cudaGetLastError(), "exchange_bulk", __FILE__);
 }
@@ -413,15 +413,15 @@ std::uint64_t count_wrong(const Mailboxes& m, int rank, int ranks, Stream stream
     return wrong;
 }
 
-void pack(const Pieces& p, const Tag& tag, float* to, Control* control, Report* report, Stream stream) {
+void pack(const GatherLayout& p, const Tag& tag, float* to, Control* control, Report* report, Stream stream) {
     pack_kernel<<<blocks_for(p.count[p.rank], 256), threads, 0, native(stream)>>>(p, tag, to, control,
                                                                                   report);
     check(cudaGetLastError(), "pack", __FILE__);
 }
 
-void unpack(const Pieces& p, const Tag& tag, const float* from, const Places& places, Control* control,
-            Report* report, Stream stream) {
-    unpack_kernel<<<blocks_for(largest(p), 256), threads, 0, native(stream)>>>(p, tag, from, places, control,
+void unpack(const GatherLayout& p, const Tag& tag, const float* from, const SegmentOffsets& offsets,
+            Control* control, Report* report, Stream stream) {
+    unpack_kernel<<<blocks_for(largest(p), 256), threads, 0, native(stream)>>>(p, tag, from, offsets, control,
                                                                                report);
     check(cudaGetLastError(), "unpack", __FILE__);
 }

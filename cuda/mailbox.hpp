@@ -24,7 +24,7 @@ inline constexpr int max_names = 64;   ///< collectives timed apart; all further
 
 /// A part's columns of all ranks. A rank's floats are counted part by part, row by row; a kernel moves
 /// `count[r]` of them from number `first` on, the same window on every rank.
-struct Pieces {
+struct GatherLayout {
     int ranks, rank, parts;
     std::uint32_t first;
     std::uint32_t count[max_ranks];
@@ -80,8 +80,8 @@ struct Mailboxes {
 std::size_t mailbox_bytes(int ranks, std::uint32_t words, std::uint32_t bulk);
 
 /// Exchanges on `stream`. count[] must not exceed `words` or `bulk`.
-void exchange_words(const Mailboxes& mailboxes, const Pieces& pieces, const Tag& tag, Stream stream);
-void exchange_bulk(const Mailboxes& mailboxes, const Pieces& pieces, const Tag& tag, Stream stream);
+void exchange_words(const Mailboxes& mailboxes, const GatherLayout& layout, const Tag& tag, Stream stream);
+void exchange_bulk(const Mailboxes& mailboxes, const GatherLayout& layout, const Tag& tag, Stream stream);
 
 /// A test of the mapping itself: fills this rank's parts of every other mailbox with a pattern / counts the
 /// words of the own mailbox that do not hold what the others write. count_wrong() synchronises.
@@ -90,11 +90,12 @@ std::uint64_t count_wrong(const Mailboxes& mailboxes, int rank, int ranks, Strea
 
 /// This rank's floats of the window to `to`, and the others' from `from`, where rank r's begin at
 /// from[at[r]]. Either may be page-locked host memory.
-struct Places {
+struct SegmentOffsets {
     std::uint32_t at[max_ranks];
 };
-void pack(const Pieces& pieces, const Tag& tag, float* to, Control* control, Report* report, Stream stream);
-void unpack(const Pieces& pieces, const Tag& tag, const float* from, const Places& places, Control* control,
-            Report* report, Stream stream);
+void pack(const GatherLayout& layout, const Tag& tag, float* to, Control* control, Report* report,
+          Stream stream);
+void unpack(const GatherLayout& layout, const Tag& tag, const float* from, const SegmentOffsets& offsets,
+            Control* control, Report* report, Stream stream);
 
 }  // namespace ftmpi::cuda

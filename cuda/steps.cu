@@ -335,13 +335,13 @@ void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t str
            table.view(), rows.device, x);
 }
 
-void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
-                cudaStream_t stream) {
+void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,
+                    cudaStream_t stream) {
     for (std::size_t first = 0; first < rows.size(); first += kRowsOfLaunch) {
         const auto part = rows.subspan(first, std::min<std::size_t>(kRowsOfLaunch, rows.size() - first));
         RowList list{};
         std::copy(part.begin(), part.end(), list.row);
-        launch("place_rows", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list,
+        launch("resolve_tokens", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list,
                static_cast<int>(part.size()), tokens, ids, to + first);
     }
 }

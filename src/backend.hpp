@@ -36,7 +36,7 @@ struct Row {
 struct Rows {
     std::span<const Row> host;
     const Row* device = nullptr;
-    bool tokens_on_device = false;  ///< the tokens are in `device` alone, put there by place_rows()
+    bool tokens_on_device = false;  ///< the tokens are in `device` alone, put there by resolve_tokens()
     std::int64_t count() const { return static_cast<std::int64_t>(host.size()); }
 };
 
@@ -155,7 +155,7 @@ public:
     virtual void release(void* p) noexcept = 0;
     /// Device memory that is allocated, loaded and reserved now: what was asked for, without what the device
     /// adds to it.
-    virtual std::size_t held_bytes() const { return 0; }
+    virtual std::size_t allocated_bytes() const { return 0; }
     virtual void copy_in(void* device, const void* host, std::size_t bytes) = 0;
     virtual void copy_out(void* host, const void* device, std::size_t bytes) = 0;
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
@@ -171,16 +171,16 @@ public:
     }
     virtual void release_host(void* p) noexcept { ::operator delete (p, std::align_val_t{64}); }
     /// Copies out behind the calls made so far, beside those that follow. `host` is of allocate_host(); it
-    /// holds the data when await_copy() with the number returned has returned. Until then the device memory
-    /// may only be written by calls that follow a hold_for_copies().
-    virtual std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) {
+    /// holds the data when wait_copy() with the number returned has returned. Until then the device memory
+    /// may only be written by calls that follow a fence_copies().
+    virtual std::uint64_t copy_async(void* host, const void* device, std::size_t bytes) {
         copy_out(host, device, bytes);
         return 0;
     }
-    /// The host waits for a copy_behind(). From any thread.
-    virtual void await_copy(std::uint64_t) {}
-    /// Calls that follow wait for every copy_behind() started before. Within replay(): before the replay.
-    virtual void hold_for_copies() {}
+    /// The host waits for a copy_async(). From any thread.
+    virtual void wait_copy(std::uint64_t) {}
+    /// Calls that follow wait for every copy_async() started before. Within replay(): before the replay.
+    virtual void fence_copies() {}
 
     /// Runs `record`, or does again what it did when it was run for the same owner and key. So all that it
     /// does must be calls of this backend and of a communicator that is capturable, which depend on the key
@@ -233,8 +233,8 @@ public:
     /// The rows of a step whose tokens the step before chooses: to[t] = rows[t], but its token is
     /// tokens[rows[t].token] as that stands when the calls before have run, and 0 where it is not in [0,
     /// ids). `to` and `tokens` are in device memory; `rows` has been read when the call returns.
-    virtual void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
-                            std::int64_t ids) = 0;
+    virtual void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                                std::int64_t ids) = 0;
     /// y[t] = x[t] / rms(x[t]) * weight, weight as it multiplies (1 + w in families that store w so).
     virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
                           std::int64_t width, float* y) = 0;
@@ -291,14 +291,14 @@ public:
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) = 0;
 };
 
-/// Adds to `to` what the backend holds more at the end of a scope than at its beginning.
-class HeldSpan {
+/// Counts into `to` the bytes that the backend allocates during a scope, less those that it releases.
+class AllocationCounter {
 public:
-    HeldSpan(const Backend& backend, std::uint64_t& to)
-        : backend_(backend), to_(to), before_(backend.held_bytes()) {}
-    HeldSpan(const HeldSpan&) = delete;
-    HeldSpan& operator=(const HeldSpan&) = delete;
-    ~HeldSpan() { to_ += backend_.held_bytes() - before_; }
+    AllocationCounter(const Backend& backend, std::uint64_t& to)
+        : backend_(backend), to_(to), before_(backend.allocated_bytes()) {}
+    AllocationCounter(const AllocationCounter&) = delete;
+    AllocationCounter& operator=(const AllocationCounter&) = delete;
+    ~AllocationCounter() { to_ += backend_.allocated_bytes() - before_; }
 
 private:
     const Backend& backend_;

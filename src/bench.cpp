@@ -266,7 +266,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
                              gathered(session, step), gathered(session, gather)});
             if (stopped) break;
         }
-        engine.measure_held();
+        engine.measure_allocated();
     } catch (...) {
         const Error error = mpi::error_of_current_exception();
         results.reset();  // a journal without a finished request goes; any other stays
@@ -281,7 +281,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         SummaryRecord summary =
             bench_summary(times, figures, around,
                           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-        add_held(engine, summary);
+        add_allocated(engine, summary);
         results->finish(summary, stopped);
         screen.taken(engine);
         const mpi::StopBound bound("printing");

@@ -17,7 +17,7 @@ namespace ftmpi {
 /// A matrix [rows][width] of fp32 in device memory whose columns are spread over the ranks: on entry each
 /// rank has written its own columns `of_rank[rank]` in place, afterwards every rank has all of them. Pieces
 /// may be uneven or empty; together they cover [0, width) without overlap.
-struct Columns {
+struct ShardedColumns {
     float* data = nullptr;
     std::int64_t rows = 0;
     std::int64_t width = 0;
@@ -36,12 +36,12 @@ public:
 
     /// One exchange of all `parts`, ordered on `stream`. `name` is the collective's name in messages and
     /// timings. Throws Error(Exit::timed_out) naming it when the deadline passes.
-    virtual void all_gather(std::span<const Columns> parts, std::string_view name, Stream stream) = 0;
+    virtual void all_gather(std::span<const ShardedColumns> parts, std::string_view name, Stream stream) = 0;
     /// True when all_gather() only queues work on its stream, so that Backend::replay() may do it again.
     virtual bool capturable() const { return size() == 1; }
     /// Host words: all[r * mine.size() + i] = word i of rank r, on every rank. All ranks pass the same count.
-    virtual void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                                  std::string_view name) = 0;
+    virtual void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                                   std::string_view name) = 0;
 
     /// Seconds this rank has spent inside collectives, by name, since the last call of reset_waits().
     struct Wait {
@@ -60,9 +60,9 @@ public:
     int size() const override { return 1; }
     std::string transport() const override { return "none"; }
     std::string reason() const override { return "one rank"; }
-    void all_gather(std::span<const Columns>, std::string_view, Stream) override {}
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                          std::string_view) override {
+    void all_gather(std::span<const ShardedColumns>, std::string_view, Stream) override {}
+    void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                           std::string_view) override {
         std::copy(mine.begin(), mine.end(), all.begin());
     }
     std::vector<Wait> waits() const override { return {}; }

@@ -55,7 +55,7 @@ public:
 
     void* allocate(std::size_t bytes, std::string_view what) override;
     void release(void* p) noexcept override;
-    std::size_t held_bytes() const override;
+    std::size_t allocated_bytes() const override;
     void copy_in(void* device, const void* host, std::size_t bytes) override;
     void copy_out(void* host, const void* device, std::size_t bytes) override;
     void fill_zero(void* device, std::size_t bytes) override;
@@ -67,8 +67,8 @@ public:
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override;
 
     void embed(const Matrix& table, const Rows& rows, float* x) override;
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
-                    std::int64_t ids) override;
+    void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                        std::int64_t ids) override;
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
                   float* y) override;
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override;
@@ -113,7 +113,7 @@ private:
     const cpu::Kernels& kernels_;
     mutable std::mutex mutex_;
     std::unordered_map<void*, std::size_t> sizes_;  ///< of what is allocated
-    std::size_t held_ = 0;
+    std::size_t allocated_ = 0;
     cpu::Scratch chunks_, shared_chunks_, floats_, results_;
     std::vector<cpu::InputRow> inputs_, shared_inputs_;
     std::vector<std::int64_t> order_, begin_;

@@ -1,4 +1,4 @@
-// Errors and exit codes that every room and every rank reports in the same way.
+// Errors and exit codes that every module and every rank reports in the same way.
 #pragma once
 
 #include <cstdint>

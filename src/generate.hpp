@@ -85,14 +85,14 @@ private:
     bool may_run_ahead();
     void start(const Request& request, int slot, const Events& events);
     void decode(const Events& events);
-    void settle(const Events& events);
-    // A step's life: asked for, its logits taken before the next step writes its own, read.
-    StepPointer ask(const Step* before, const Events& events);
-    StepPointer choose(std::vector<Sequence*> sequences, const float* logits, double begin,
+    void drain(const Events& events);
+    // A step's life: issued, its logits captured before the next step writes its own, read back.
+    StepPointer issue(const Step* before, const Events& events);
+    StepPointer argmax(std::vector<Sequence*> sequences, const float* logits, double begin,
                        std::string_view phase);
-    void take(Step& step);
-    void read(Step& step, const Events& events);
-    void accept(Sequence& sequence, std::int32_t token, bool finite, double seconds, const Events& events);
+    void capture(Step& step);
+    void read_back(Step& step, const Events& events);
+    void commit(Sequence& sequence, std::int32_t token, bool finite, double seconds, const Events& events);
     bool full(const Sequence& sequence, std::size_t made) const;
     void finish(Sequence& sequence, std::string reason, std::string error, const Events& events);
     bool synchronize(std::uint64_t token_digest, const Events& events);
@@ -113,7 +113,7 @@ private:
     std::size_t choices_ = 0;
     HostArray<float> row_;  ///< logits to sample from
     std::vector<std::unique_ptr<Sequence>> slots_;
-    StepPointer flight_;  ///< asked for and not read; while there is one, all sequences are in it
+    StepPointer in_flight_;  ///< issued and not read back; while there is one, all sequences are in it
     std::unique_ptr<Ledger> ledger_;
     bool ahead_ = false, stopping_ = false;
 };

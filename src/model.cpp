@@ -51,10 +51,10 @@ const float* Model::forward(std::span<const Row> host_rows, Range wanted, const 
     state_.advance(host_rows);
     if (sole_ && *sole_ != communicator_.rank()) {
         if (wanted.empty()) return nullptr;
-        backend_.hold_for_copies();
+        backend_.fence_copies();
         return logits_of_all(wanted.size());
     }
-    if (tokens) backend_.place_rows(rows_.data(), host_rows, tokens, config_.vocab);
+    if (tokens) backend_.resolve_tokens(rows_.data(), host_rows, tokens, config_.vocab);
     else backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data(), tokens != nullptr};
     backend_.embed(weights_.embedding(), rows, residual_.begin());
@@ -92,14 +92,14 @@ void Model::mixer(std::size_t layer, const Rows& rows) {
     if (w.kind == LayerKind::attention) attention(layer, rows);
     else delta_net(layer, rows);
     if (layer > 0) seen("hidden", static_cast<int>(layer) - 1, residual_.x(), T, H);
-    const Columns heads{mixed_.data(), T, w.matrix(Role::out)->cols, mixer_columns_[layer]};
+    const ShardedColumns heads{mixed_.data(), T, w.matrix(Role::out)->cols, mixer_columns_[layer]};
     gather("mixer", {&heads, 1});
 
     float* const y = residual_.part();
     const Projection out{w.matrix(Role::out), y + cut.out[rank_].begin, H};
     backend_.project({&out, 1}, mixed_.data(), T);
     backend_.set_fast(false);
-    const Columns hidden{y, T, H, cut.out};
+    const ShardedColumns hidden{y, T, H, cut.out};
     if (!plan_.out_replicated) gather("output projection", {&hidden, 1});
     seen("mixer", static_cast<int>(layer), y, T, H);
 }
@@ -118,14 +118,14 @@ void Model::experts(std::size_t layer, const Rows& rows) {
                       w.matrix(Role::shared_gate_up), routes_, residual_.normed(), T,
                       act_.data() + cut.expert[rank_].begin, width,
                       shared_act_.data() + cut.shared[rank_].begin, shared_width);
-    const Columns act[] = {{act_.data(), T * config_.top_k, width, cut.expert},
-                           {shared_act_.data(), T, shared_width, cut.shared}};
+    const ShardedColumns act[] = {{act_.data(), T * config_.top_k, width, cut.expert},
+                                  {shared_act_.data(), T, shared_width, cut.shared}};
     gather("expert intermediates", {act, parts});
 
     float* const y = residual_.part();
     backend_.experts_down(*w.matrix(Role::down), w.matrix(Role::shared_down), routes_, act_.data(),
                           shared_act_.data(), shared_gate_.data(), T, y + cut.down[rank_].begin, H);
-    const Columns hidden{y, T, H, cut.down};
+    const ShardedColumns hidden{y, T, H, cut.down};
     gather("down projection", {&hidden, 1});
     seen("moe", static_cast<int>(layer), y, T, H);
 }
@@ -135,7 +135,7 @@ void Model::head(const Rows& rows, Range wanted) {
     const std::int64_t T = rows.count(), H = config_.hidden;
     if (wanted.size() != T) residual_.add(T);
     if (!wanted.empty()) {
-        backend_.hold_for_copies();
+        backend_.fence_copies();
         const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
         residual_.norm_project(weights_.final_norm(), {&head, 1}, wanted.size(), wanted.begin);
     }
@@ -147,12 +147,12 @@ void Model::head(const Rows& rows, Range wanted) {
 }
 
 const float* Model::logits_of_all(std::int64_t rows) {
-    const Columns columns{logits_.data(), rows, config_.vocab, plan_.head};
+    const ShardedColumns columns{logits_.data(), rows, config_.vocab, plan_.head};
     if (communicator_.size() > 1) communicator_.all_gather({&columns, 1}, "logits", backend_.stream());
     return logits_.data();
 }
 
-void Model::gather(std::string_view name, std::span<const Columns> parts) {
+void Model::gather(std::string_view name, std::span<const ShardedColumns> parts) {
     if (communicator_.size() > 1 && !sole_) communicator_.all_gather(parts, name, backend_.stream());
 }
 

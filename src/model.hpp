@@ -38,10 +38,10 @@ public:
 
     /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them),
     /// gathered: (wanted, V) in device memory, valid until the next call; null when none is wanted. Every
-    /// rank calls this with the same arguments. When a copy_behind() of the last call's logits may be under
+    /// rank calls this with the same arguments. When a copy_async() of the last call's logits may be under
     /// way, they are written after it. With `tokens`, which are in device memory, the token of row t is
-    /// tokens[rows[t].token] as Backend::place_rows() says: so a step is asked for before the host knows what
-    /// the step before chose.
+    /// tokens[rows[t].token] as Backend::resolve_tokens() says: so a step is asked for before the host knows
+    /// what the step before chose.
     const float* forward(std::span<const Row> rows, Range wanted, const std::int32_t* tokens = nullptr);
     /// True when this rank's forward() takes `tokens`.
     bool takes_device_tokens() const { return backend_.embeds_from_device(weights_.embedding()); }
@@ -72,7 +72,7 @@ private:
     void delta_net(std::size_t layer, const Rows& rows);
     void head(const Rows& rows, Range wanted);
     const float* logits_of_all(std::int64_t rows);
-    void gather(std::string_view name, std::span<const Columns> parts);
+    void gather(std::string_view name, std::span<const ShardedColumns> parts);
     void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);
 
     Backend& backend_;

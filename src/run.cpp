@@ -277,7 +277,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
             };
             events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
             end = generator.run(open, events);
-            engine.measure_held();
+            engine.measure_allocated();
             failed += generator.failed();
             tally.decoded = generator.decoded();
             tally.decode_seconds = generator.decode_seconds();
@@ -292,7 +292,7 @@ Exit run_command(const Options& options, mpi::Session& session) {
     session.agree("write", [&] {
         if (!root) return;
         SummaryRecord summary = summary_of(tally, engine, wall);
-        add_held(engine, summary);
+        add_allocated(engine, summary);
         results->finish(summary, end == Generator::End::interrupted);
         screen.taken(engine);
         screen.summary(tally.figures(), results->path(), end == Generator::End::interrupted,

@@ -204,6 +204,6 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
 std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan);
 std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan);
 /// What each rank holds in fact, by group, under what was planned.
-std::string held_table(const ShardPlan& plan, const std::vector<RankBytes>& held);
+std::string allocated_table(const ShardPlan& plan, const std::vector<RankBytes>& held);
 
 }  // namespace ftmpi

@@ -16,7 +16,7 @@ SequenceState::SequenceState(Backend& backend, const ModelConfig& config, const 
             const std::int64_t heads = kv_heads_of(config, mixer).size();
             const std::int64_t bytes = plan.slots * heads * capacity_ * config.head_dim *
                                        static_cast<std::int64_t>(size_of(plan.kv));
-            const HeldSpan span(backend, held_.kv_cache);
+            const AllocationCounter span(backend, allocated_.kv_cache);
             l.keys = DeviceArray<std::uint8_t>(backend, bytes, "key cache");
             l.values = DeviceArray<std::uint8_t>(backend, bytes, "value cache");
             attends = attends || heads > 0;
@@ -26,7 +26,7 @@ SequenceState::SequenceState(Backend& backend, const ModelConfig& config, const 
             for (const Range& q : qkv_rows(config, mixer)) channels += q.size();
             l.conv_per_slot = (config.conv_taps - 1) * channels;
             l.recurrent_per_slot = values.size() * config.key_dim * config.value_dim;
-            const HeldSpan span(backend, held_.recurrent_state);
+            const AllocationCounter span(backend, allocated_.recurrent_state);
             l.conv = DeviceArray<float>(backend, plan.slots * l.conv_per_slot, "convolution state");
             l.recurrent = DeviceArray<float>(backend, plan.slots * l.recurrent_per_slot, "recurrent state");
         }
@@ -35,7 +35,7 @@ SequenceState::SequenceState(Backend& backend, const ModelConfig& config, const 
     if (attends) {
         std::vector<float> cos, sin;
         rope_table(config.rope_theta, config.rotary_dim, capacity_, cos, sin);
-        const HeldSpan span(backend, held_.rope);
+        const AllocationCounter span(backend, allocated_.rope);
         cos_ = DeviceArray<float>(backend, static_cast<std::int64_t>(cos.size()), "rotary table");
         sin_ = DeviceArray<float>(backend, static_cast<std::int64_t>(sin.size()), "rotary table");
         backend.copy_in(cos_.data(), cos.data(), cos_.bytes());

@@ -30,7 +30,8 @@ public:
     const float* sin() const { return sin_.data(); }
     std::int64_t capacity() const { return capacity_; }
     int slots() const { return static_cast<int>(lengths_.size()); }
-    const RankBytes& held() const { return held_; }  ///< device memory taken: kv_cache, recurrent_state, rope
+    /// Device memory taken: kv_cache, recurrent_state, rope.
+    const RankBytes& allocated() const { return allocated_; }
 
     /// Tokens processed in this slot so far.
     std::int64_t length(int slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
@@ -47,7 +48,7 @@ private:
     DeviceArray<float> cos_, sin_;
     std::int64_t capacity_ = 0;
     std::vector<std::int64_t> lengths_;
-    RankBytes held_;
+    RankBytes allocated_;
 };
 
 }  // namespace ftmpi

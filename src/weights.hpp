@@ -121,7 +121,8 @@ public:
     const float* final_norm() const { return final_norm_.data(); }
     const ReadCount& read() const { return read_; }
     std::uint64_t matrix_bytes() const { return matrix_bytes_; }  ///< device memory held by matrices
-    const RankBytes& held() const { return held_; }  ///< device memory taken, in the groups of weights
+    /// Device memory taken, in the groups of weights.
+    const RankBytes& allocated() const { return allocated_; }
 
 private:
     friend class Loader;
@@ -130,7 +131,7 @@ private:
     DeviceArray<float> final_norm_;
     ReadCount read_;
     std::uint64_t matrix_bytes_ = 0;
-    RankBytes held_;
+    RankBytes allocated_;
 };
 
 /// Values of a small bf16, f16 or fp32 tensor as fp32; Error(bad_input) when one is not finite.

@@ -37,7 +37,7 @@ public:
             FTMPI_CUDA_ALLOCATE(cudaMalloc(&p, bytes), what, bytes);
         }
         sizes_[p] = bytes;
-        held_ += bytes;
+        allocated_ += bytes;
         return p;
     }
 
@@ -46,16 +46,16 @@ public:
         const std::lock_guard lock(mutex_);
         const auto at = sizes_.find(p);
         if (at == sizes_.end()) return;
-        held_ -= at->second;
+        allocated_ -= at->second;
         sizes_.erase(at);
         const auto* const begin = static_cast<const char*>(piece_.data());
         if (p < begin || p >= begin + piece_.bytes()) cudaFree(p);  // waits for the kernels that use it
     }
 
     /// Bytes asked for and not given back.
-    std::size_t held() const {
+    std::size_t allocated() const {
         const std::lock_guard lock(mutex_);
-        return held_;
+        return allocated_;
     }
 
 private:
@@ -65,7 +65,7 @@ private:
 
     mutable std::mutex mutex_;
     DeviceMemory piece_;
-    std::size_t used_ = 0, held_ = 0;
+    std::size_t used_ = 0, allocated_ = 0;
     std::unordered_map<void*, std::size_t> sizes_;
 };
 

@@ -115,7 +115,7 @@ public:
     void release(void* p) noexcept override {
         if (p) arrays_.give_back(p);
     }
-    std::size_t held_bytes() const override { return arrays_.held() + scratch_.bytes(); }
+    std::size_t allocated_bytes() const override { return arrays_.allocated() + scratch_.bytes(); }
     void copy_in(void* device, const void* host, std::size_t bytes) override {
         if (bytes == 0) return;
         if (bytes <= SmallCopies::kMost) return small_.in(device, host, bytes, stream_.get());
@@ -145,11 +145,11 @@ public:
     void release_host(void* p) noexcept override {
         if (p) cudaFreeHost(p);
     }
-    std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) override {
+    std::uint64_t copy_async(void* host, const void* device, std::size_t bytes) override {
         return behind_.start(host, device, bytes);
     }
-    void await_copy(std::uint64_t ticket) override { behind_.wait(ticket); }
-    void hold_for_copies() override { behind_.hold(replays_.capturing()); }
+    void wait_copy(std::uint64_t ticket) override { behind_.wait(ticket); }
+    void fence_copies() override { behind_.hold(replays_.capturing()); }
     void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override {
         replays_.run(owner, key, record);
     }
@@ -236,9 +236,9 @@ public:
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
         return table && table->device;
     }
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
-                    std::int64_t ids) override {
-        cuda::place_rows(to, rows, tokens, ids, stream_.get());
+    void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                        std::int64_t ids) override {
+        cuda::resolve_tokens(to, rows, tokens, ids, stream_.get());
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
                   float* y) override {

@@ -12,13 +12,12 @@
 namespace ftmpi::mpi {
 namespace {
 
-std::string describe_shared(const std::vector<Place>& places) {
-    for (std::size_t a = 0; a < places.size(); ++a)
-        for (std::size_t b = a + 1; b < places.size(); ++b)
-            if (!places[a].uuid.empty() && places[a].uuid == places[b].uuid &&
-                places[a].host == places[b].host)
+std::string describe_shared(const std::vector<RankInfo>& ranks) {
+    for (std::size_t a = 0; a < ranks.size(); ++a)
+        for (std::size_t b = a + 1; b < ranks.size(); ++b)
+            if (!ranks[a].uuid.empty() && ranks[a].uuid == ranks[b].uuid && ranks[a].host == ranks[b].host)
                 return "ranks " + std::to_string(a) + " and " + std::to_string(b) + " share the GPU " +
-                       places[a].uuid;
+                       ranks[a].uuid;
     return {};
 }
 
@@ -35,13 +34,13 @@ std::string_view name_of(Transport transport) {
     return "?";
 }
 
-std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& places) {
+std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks) {
     const auto on_gpu =
-        std::count_if(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
-    const bool all_on_gpus = on_gpu == static_cast<std::ptrdiff_t>(places.size());
+        std::count_if(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.backend == "cuda"; });
+    const bool all_on_gpus = on_gpu == static_cast<std::ptrdiff_t>(ranks.size());
     const bool one_host =
-        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.one_host; });
-    const std::string shared = describe_shared(places);
+        std::all_of(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.one_host; });
+    const std::string shared = describe_shared(ranks);
     const std::string asked = "--transport " + std::string(name_of(wanted));
     const auto refuse = [&](const std::string& why) {
         throw Error(Exit::usage, asked + ": " + why, "use --transport mpi or auto");
@@ -73,31 +72,31 @@ std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& pl
 
 namespace {
 
-std::string encode(const Place& place) {
-    return place.host + "\n" + place.backend + "\n" + place.uuid + "\n" + (place.one_host ? "1" : "0") +
-           (place.cuda_aware ? "1" : "0") + "\n";
+std::string encode(const RankInfo& info) {
+    return info.host + "\n" + info.backend + "\n" + info.uuid + "\n" + (info.one_host ? "1" : "0") +
+           (info.cuda_aware ? "1" : "0") + "\n";
 }
 
-Place decode(const std::string& text) {
+RankInfo decode(const std::string& text) {
     std::istringstream in(text);
-    Place place;
+    RankInfo info;
     std::string flags;
-    std::getline(in, place.host);
-    std::getline(in, place.backend);
-    std::getline(in, place.uuid);
+    std::getline(in, info.host);
+    std::getline(in, info.backend);
+    std::getline(in, info.uuid);
     std::getline(in, flags);
-    place.one_host = flags == "10" || flags == "11";
-    place.cuda_aware = flags == "01" || flags == "11";
-    return place;
+    info.one_host = flags == "10" || flags == "11";
+    info.cuda_aware = flags == "01" || flags == "11";
+    return info;
 }
 
 #ifdef FTMPI_HAVE_CUDA
 Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, bool cuda_aware) {
     switch (candidate.transport) {
         case Transport::peer:
-            return make_peer_transport(session, backend, MailboxPlace::device, candidate.reason);
+            return make_peer_transport(session, backend, MailboxMemory::device, candidate.reason);
         case Transport::pinned:
-            return make_peer_transport(session, backend, MailboxPlace::host, candidate.reason);
+            return make_peer_transport(session, backend, MailboxMemory::host, candidate.reason);
         case Transport::nccl: return make_nccl_transport(session, backend, candidate.reason);
         default: break;
     }
@@ -114,7 +113,7 @@ Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, 
 }  // namespace
 
 std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backend, Transport wanted) {
-    Place mine{session.host(), "", "", session.local_size() == session.size(), session.cuda_aware()};
+    RankInfo mine{session.host(), "", "", session.local_size() == session.size(), session.cuda_aware()};
     session.agree(
         "transport",
         [&] {
@@ -123,19 +122,19 @@ std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backe
             mine.uuid = info.uuid;
         },
         true);
-    std::vector<Place> places;
-    for (const auto& text : session.all_gather(encode(mine), "places")) places.push_back(decode(text));
+    std::vector<RankInfo> ranks;
+    for (const auto& text : session.all_gather(encode(mine), "ranks")) ranks.push_back(decode(text));
     std::vector<Candidate> to_try;
     session.agree(
-        "transport", [&] { to_try = candidates(wanted, places); }, true);
+        "transport", [&] { to_try = candidates(wanted, ranks); }, true);
 
     std::string failures;
 #ifdef FTMPI_HAVE_CUDA
     const bool on_gpus =
-        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.backend == "cuda"; });
+        std::all_of(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.backend == "cuda"; });
     if (session.size() == 1 || !on_gpus) return session.host_communicator(backend);
     const bool cuda_aware =
-        std::all_of(places.begin(), places.end(), [](const Place& p) { return p.cuda_aware; });
+        std::all_of(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.cuda_aware; });
     for (Candidate& candidate : to_try) {
         if (!failures.empty()) candidate.reason += "; " + failures;
         Attempt made = attempt(session, backend, candidate, cuda_aware);

@@ -19,7 +19,7 @@ enum class Transport { automatic, peer, pinned, nccl, mpi };
 std::string_view name_of(Transport transport);
 
 /// What a rank runs on.
-struct Place {
+struct RankInfo {
     std::string host;
     std::string backend;      ///< DeviceInfo::backend
     std::string uuid;         ///< of its GPU
@@ -33,8 +33,8 @@ struct Candidate {
 };
 
 /// What to try, in this order. A transport that was asked for is the only one. Throws
-/// Error(Exit::usage) when what was asked for cannot work for these places.
-std::vector<Candidate> candidates(Transport wanted, const std::vector<Place>& places);
+/// Error(Exit::usage) when what was asked for cannot work for these ranks.
+std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks);
 
 /// The communicator of the session's ranks over `backend`, which must outlive it, as the session must. Call
 /// it on all ranks, outside of agree(). For one rank it is "none", for CPU backends host MPI. When nothing

@@ -6,7 +6,7 @@
 
 namespace ftmpi::mpi {
 
-void check_columns(std::span<const Columns> parts, int size, std::string_view name) {
+void check_columns(std::span<const ShardedColumns> parts, int size, std::string_view name) {
     for (const auto& part : parts) {
         std::int64_t covered = 0;
         bool inside = part.of_rank.size() == static_cast<std::size_t>(size) && part.rows >= 0;
@@ -23,7 +23,7 @@ void check_columns(std::span<const Columns> parts, int size, std::string_view na
     }
 }
 
-std::uint64_t floats_of(std::span<const Columns> parts, int rank) {
+std::uint64_t floats_of(std::span<const ShardedColumns> parts, int rank) {
     std::uint64_t floats = 0;
     for (const auto& part : parts) {
         const Range range = part.of_rank[static_cast<std::size_t>(rank)];

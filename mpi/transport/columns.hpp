@@ -11,9 +11,9 @@ namespace ftmpi::mpi {
 
 /// Throws Error(Exit::failure) naming the collective unless the pieces of `size` ranks tile each part,
 /// because columns that nobody sends would stay stale without a word.
-void check_columns(std::span<const Columns> parts, int size, std::string_view name);
+void check_columns(std::span<const ShardedColumns> parts, int size, std::string_view name);
 
 /// Floats that `rank` sends: its piece of every row of every part.
-std::uint64_t floats_of(std::span<const Columns> parts, int rank);
+std::uint64_t floats_of(std::span<const ShardedColumns> parts, int rank);
 
 }  // namespace ftmpi::mpi

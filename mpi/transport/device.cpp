@@ -18,7 +18,7 @@ std::uint32_t fnv(std::uint32_t hash, const void* data, std::size_t bytes) {
 }
 
 /// Of everything that must be equal on all ranks.
-std::uint32_t signature_of(std::string_view name, const cuda::Pieces& p) {
+std::uint32_t signature_of(std::string_view name, const cuda::GatherLayout& p) {
     std::uint32_t hash = fnv(2166136261u, name.data(), name.size());
     hash = fnv(hash, &p.first, sizeof p.first);
     for (int part = 0; part < p.parts; ++part) {
@@ -29,8 +29,8 @@ std::uint32_t signature_of(std::string_view name, const cuda::Pieces& p) {
     return hash;
 }
 
-cuda::Pieces pieces_of(std::span<const Columns> parts, int rank, int size) {
-    cuda::Pieces p{};
+cuda::GatherLayout layout_of(std::span<const ShardedColumns> parts, int rank, int size) {
+    cuda::GatherLayout p{};
     p.ranks = size;
     p.rank = rank;
     for (const auto& part : parts) {
@@ -91,7 +91,8 @@ std::uint32_t DeviceTransport::id_of(std::string_view name) {
     return static_cast<std::uint32_t>(last_name_);
 }
 
-void DeviceTransport::all_gather(std::span<const Columns> parts, std::string_view name, Stream stream) {
+void DeviceTransport::all_gather(std::span<const ShardedColumns> parts, std::string_view name,
+                                 Stream stream) {
     check();
     check_columns(parts, size_, name);
     stream_ = static_cast<cudaStream_t>(stream);
@@ -101,8 +102,8 @@ void DeviceTransport::all_gather(std::span<const Columns> parts, std::string_vie
                     stream_);
 }
 
-void DeviceTransport::gather_some(std::span<const Columns> parts, std::string_view name, std::uint32_t id,
-                                  cudaStream_t stream) {
+void DeviceTransport::gather_some(std::span<const ShardedColumns> parts, std::string_view name,
+                                  std::uint32_t id, cudaStream_t stream) {
     std::vector<std::uint64_t> floats(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r) floats[static_cast<std::size_t>(r)] = floats_of(parts, r);
     const std::uint64_t largest = *std::max_element(floats.begin(), floats.end());
@@ -112,26 +113,26 @@ void DeviceTransport::gather_some(std::span<const Columns> parts, std::string_vi
         throw Error(Exit::failure, "'" + std::string(name) + "': a rank would send " +
                                        std::to_string(largest) +
                                        " floats in one exchange; 2147483647 are the most");
-    cuda::Pieces pieces = pieces_of(parts, rank_, size_);
+    cuda::GatherLayout layout = layout_of(parts, rank_, size_);
     const std::uint32_t most = window(largest);
     cuda::Tag tag{0, id, 1};
     for (std::uint64_t first = 0; first < largest; first += most) {
-        pieces.first = static_cast<std::uint32_t>(first);
+        layout.first = static_cast<std::uint32_t>(first);
         for (int r = 0; r < size_; ++r) {
             const std::uint64_t n = floats[static_cast<std::size_t>(r)];
-            pieces.count[r] =
+            layout.count[r] =
                 static_cast<std::uint32_t>(n > first ? std::min<std::uint64_t>(most, n - first) : 0);
         }
-        tag.signature = signature_of(name, pieces);
-        move(pieces, tag, name, stream);
+        tag.signature = signature_of(name, layout);
+        move(layout, tag, name, stream);
         tag.calls = 0;
     }
 }
 
-void DeviceTransport::all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                                       std::string_view name) {
+void DeviceTransport::all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                                        std::string_view name) {
     check();
-    words_->all_gather_words(mine, all, name);
+    words_->all_gather_values(mine, all, name);
     // A kernel may have given up meanwhile.
     check();
 }
@@ -196,7 +197,7 @@ std::string DeviceTransport::try_out(Session& session) {
                     host[static_cast<std::size_t>(i)] = value(i);
             const DeviceArray<float> device(backend_, rows * width, "a first exchange");
             backend_.copy_in(device.data(), host.data(), device.bytes());
-            const Columns part{device.data(), rows, width, cuts};
+            const ShardedColumns part{device.data(), rows, width, cuts};
             all_gather({&part, 1}, "first exchange", backend_.stream());
             backend_.copy_out(host.data(), device.data(), device.bytes());
             const volatile cuda::Report& r = *report();

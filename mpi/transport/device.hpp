@@ -39,11 +39,11 @@ public:
     std::string reason() const override { return reason_; }
 
     /// Launches and returns; what happens on the GPU is learned by the next call of this or of
-    /// all_gather_words(), which throws. So an exchange that was not finished is an error at the latest when
+    /// all_gather_values(), which throws. So an exchange that was not finished is an error at the latest when
     /// the ranks compare their step.
-    void all_gather(std::span<const Columns> parts, std::string_view name, Stream stream) override;
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                          std::string_view name) override;
+    void all_gather(std::span<const ShardedColumns> parts, std::string_view name, Stream stream) override;
+    void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                           std::string_view name) override;
 
     /// Seconds that the exchanges took on the GPU, by its own clock, in graphs too; and host words. Waits for
     /// the GPU.
@@ -59,7 +59,7 @@ protected:
 
     /// Most floats of one rank that move() takes in an exchange whose largest piece has `largest`.
     virtual std::uint32_t window(std::uint64_t largest) const = 0;
-    virtual void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name,
+    virtual void move(const cuda::GatherLayout& layout, const cuda::Tag& tag, std::string_view name,
                       cudaStream_t stream) = 0;
     /// Throws when an exchange has failed on the GPU.
     virtual void check();
@@ -73,7 +73,7 @@ protected:
     [[noreturn]] void fail_timed_out(std::uint32_t name, std::vector<int> ranks);
 
 private:
-    void gather_some(std::span<const Columns> parts, std::string_view name, std::uint32_t id,
+    void gather_some(std::span<const ShardedColumns> parts, std::string_view name, std::uint32_t id,
                      cudaStream_t stream);
     std::uint32_t id_of(std::string_view name);
 

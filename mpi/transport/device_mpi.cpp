@@ -30,39 +30,41 @@ protected:
         return static_cast<std::uint32_t>(buffer_bytes / sizeof(float) / static_cast<std::size_t>(size()));
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view name,
+    void move(const cuda::GatherLayout& layout, const cuda::Tag& tag, std::string_view name,
               cudaStream_t stream) override {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         FTMPI_CUDA(cudaStreamIsCapturing(stream, &capture));
         if (capture != cudaStreamCaptureStatusNone)
             throw Error(Exit::failure,
                         "'" + std::string(name) + "': an exchange through MPI cannot be part of a graph");
-        cuda::Places places{};
-        for (int r = 1; r < size(); ++r) places.at[r] = places.at[r - 1] + pieces.count[r - 1];
-        cuda::pack(pieces, tag, buffer_ + places.at[rank()], control(), report(), stream);
+        cuda::SegmentOffsets offsets{};
+        for (int r = 1; r < size(); ++r) offsets.at[r] = offsets.at[r - 1] + layout.count[r - 1];
+        cuda::pack(layout, tag, buffer_ + offsets.at[rank()], control(), report(), stream);
         // Also ends the unpacking of the exchange before, whose data lies in the same buffer.
         FTMPI_CUDA(cudaStreamSynchronize(stream));
         const std::uint64_t largest =
-            *std::max_element(pieces.count, pieces.count + size()) * std::uint64_t{sizeof(float)};
-        if (!cuda_aware_ && largest <= Exchange::one_message()) send_copies(pieces, places, name);
-        else send_in_place(pieces, places, name);
-        cuda::unpack(pieces, tag, buffer_, places, control(), report(), stream);
+            *std::max_element(layout.count, layout.count + size()) * std::uint64_t{sizeof(float)};
+        if (!cuda_aware_ && largest <= Exchange::one_message()) send_copies(layout, offsets, name);
+        else send_in_place(layout, offsets, name);
+        cuda::unpack(layout, tag, buffer_, offsets, control(), report(), stream);
     }
 
 private:
-    std::span<std::byte> bytes_of(const cuda::Pieces& pieces, const cuda::Places& places, int rank) const {
-        return {reinterpret_cast<std::byte*>(buffer_ + places.at[rank]), pieces.count[rank] * sizeof(float)};
+    std::span<std::byte> bytes_of(const cuda::GatherLayout& layout, const cuda::SegmentOffsets& offsets,
+                                  int rank) const {
+        return {reinterpret_cast<std::byte*>(buffer_ + offsets.at[rank]), layout.count[rank] * sizeof(float)};
     }
 
-    void send_copies(const cuda::Pieces& pieces, const cuda::Places& places, std::string_view name) {
-        const auto own = bytes_of(pieces, places, rank());
+    void send_copies(const cuda::GatherLayout& layout, const cuda::SegmentOffsets& offsets,
+                     std::string_view name) {
+        const auto own = bytes_of(layout, offsets, rank());
         std::byte* const out = exchange().outgoing(own.size());
         std::copy(own.begin(), own.end(), out);
         exchange().run(name);
         for (int r = 0; r < size(); ++r) {
             if (r == rank()) continue;
             const auto in = exchange().incoming(r);
-            const auto to = bytes_of(pieces, places, r);
+            const auto to = bytes_of(layout, offsets, r);
             if (in.size() != to.size())
                 exchange().fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) +
                                                          "' rank " + std::to_string(r) + " sent " +
@@ -73,9 +75,10 @@ private:
         }
     }
 
-    void send_in_place(const cuda::Pieces& pieces, const cuda::Places& places, std::string_view name) {
+    void send_in_place(const cuda::GatherLayout& layout, const cuda::SegmentOffsets& offsets,
+                       std::string_view name) {
         std::vector<std::span<std::byte>> into;
-        for (int r = 0; r < size(); ++r) into.push_back(bytes_of(pieces, places, r));
+        for (int r = 0; r < size(); ++r) into.push_back(bytes_of(layout, offsets, r));
         exchange().run_at(name, into[static_cast<std::size_t>(rank())], into);
     }
 

@@ -24,7 +24,7 @@ public:
                                : "host memory and MPI always work";
     }
 
-    void all_gather(std::span<const Columns> parts, std::string_view name, Stream) override {
+    void all_gather(std::span<const ShardedColumns> parts, std::string_view name, Stream) override {
         const auto start = Clock::now();
         check_columns(parts, size_, name);
         backend_.synchronize();
@@ -51,8 +51,8 @@ public:
         count(name, start);
     }
 
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                          std::string_view name) override {
+    void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                           std::string_view name) override {
         const auto start = Clock::now();
         if (all.size() != mine.size() * static_cast<std::size_t>(size_))
             throw Error(Exit::failure, "'" + std::string(name) + "': " + std::to_string(all.size()) +
@@ -90,7 +90,7 @@ private:
         return in + bytes;
     }
 
-    static std::uint64_t bytes_of(std::span<const Columns> parts, int rank) {
+    static std::uint64_t bytes_of(std::span<const ShardedColumns> parts, int rank) {
         return floats_of(parts, rank) * sizeof(float);
     }
 
@@ -103,14 +103,14 @@ private:
     }
 
     /// Row of a part in host memory: the matrix itself, or its copy in mirror_.
-    float* host_row(std::span<const Columns> parts, std::size_t part, std::int64_t row) {
+    float* host_row(std::span<const ShardedColumns> parts, std::size_t part, std::int64_t row) {
         float* base = in_host_memory_ ? parts[part].data : mirror_.data() + mirror_at_[part];
         return base + row * parts[part].width;
     }
 
     /// This rank's columns into mirror_. Of several rows the whole matrix is copied: one transfer beats one a
     /// row.
-    void copy_out(std::span<const Columns> parts) {
+    void copy_out(std::span<const ShardedColumns> parts) {
         mirror_at_.clear();
         std::size_t floats = 0;
         for (const auto& part : parts) {
@@ -132,7 +132,7 @@ private:
         }
     }
 
-    void copy_in(std::span<const Columns> parts) {
+    void copy_in(std::span<const ShardedColumns> parts) {
         for (std::size_t i = 0; i < parts.size(); ++i) {
             const auto bytes = static_cast<std::size_t>(parts[i].rows * parts[i].width) * sizeof(float);
             if (bytes > 0) backend_.copy_in(parts[i].data, mirror_.data() + mirror_at_[i], bytes);

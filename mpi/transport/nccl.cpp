@@ -180,34 +180,34 @@ protected:
         DeviceTransport::check();
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view,
+    void move(const cuda::GatherLayout& layout, const cuda::Tag& tag, std::string_view,
               cudaStream_t stream) override {
-        const auto* end = pieces.count + size();
-        const std::uint32_t most = *std::max_element(pieces.count, end),
-                            least = *std::min_element(pieces.count, end);
+        const auto* end = layout.count + size();
+        const std::uint32_t most = *std::max_element(layout.count, end),
+                            least = *std::min_element(layout.count, end);
         const bool padded =
             most == least ||
             std::size_t{most} * static_cast<std::size_t>(size()) * sizeof(float) <= padded_bytes;
-        cuda::Places places{};
+        cuda::SegmentOffsets offsets{};
         for (int r = 1; r < size(); ++r)
-            places.at[r] = places.at[r - 1] + (padded ? most : pieces.count[r - 1]);
+            offsets.at[r] = offsets.at[r - 1] + (padded ? most : layout.count[r - 1]);
         float* const all = static_cast<float*>(buffer_.data());
-        float* const own = all + places.at[rank()];
-        cuda::pack(pieces, tag, own, control(), report(), stream);
+        float* const own = all + offsets.at[rank()];
+        cuda::pack(layout, tag, own, control(), report(), stream);
         if (padded) {
             mpi::check(ncclAllGather(own, all, most, ncclFloat, communicator_, stream), "ncclAllGather",
                        communicator_);
         } else {
             mpi::check(ncclGroupStart(), "ncclGroupStart");
             for (int r = 0; r < size(); ++r) {
-                if (pieces.count[r] == 0) continue;
-                float* const from = all + places.at[r];
-                mpi::check(ncclBroadcast(from, from, pieces.count[r], ncclFloat, r, communicator_, stream),
+                if (layout.count[r] == 0) continue;
+                float* const from = all + offsets.at[r];
+                mpi::check(ncclBroadcast(from, from, layout.count[r], ncclFloat, r, communicator_, stream),
                            "ncclBroadcast", communicator_);
             }
             mpi::check(ncclGroupEnd(), "ncclGroupEnd", communicator_);
         }
-        cuda::unpack(pieces, tag, all, places, control(), report(), stream);
+        cuda::unpack(layout, tag, all, offsets, control(), report(), stream);
     }
 
 private:

@@ -19,27 +19,27 @@ constexpr std::size_t staging_on_device = 16u << 20, staging_on_host = 8u << 20;
 // Broken peer access can be slow to show; it must not cost the whole --timeout.
 constexpr double trial_seconds = 10;
 
-std::uint32_t bulk_floats(MailboxPlace place, int size) {
-    const std::size_t bytes = place == MailboxPlace::device ? staging_on_device : staging_on_host;
+std::uint32_t bulk_floats(MailboxMemory kind, int size) {
+    const std::size_t bytes = kind == MailboxMemory::device ? staging_on_device : staging_on_host;
     return static_cast<std::uint32_t>(bytes / (2 * static_cast<std::size_t>(size - 1)) / sizeof(float)) / 64 *
            64;
 }
 
 class PeerTransport : public DeviceTransport {
 public:
-    PeerTransport(Session& session, Backend& backend, MailboxPlace place, std::string reason,
+    PeerTransport(Session& session, Backend& backend, MailboxMemory kind, std::string reason,
                   std::unique_ptr<PeerMemory> memory, int blocks)
-        : DeviceTransport(session, backend, std::move(reason)), place_(place), memory_(std::move(memory)) {
+        : DeviceTransport(session, backend, std::move(reason)), kind_(kind), memory_(std::move(memory)) {
         for (int r = 0; r < size(); ++r) mailboxes_.of_rank[r] = memory_->of_rank(r);
         mailboxes_.words = most_words;
-        mailboxes_.bulk = bulk_floats(place, size());
+        mailboxes_.bulk = bulk_floats(kind, size());
         mailboxes_.blocks = blocks;
         mailboxes_.control = control();
         mailboxes_.report = report();
         set_timeout(std::min(trial_seconds, timeout()));
     }
 
-    std::string transport() const override { return place_ == MailboxPlace::device ? "peer" : "pinned"; }
+    std::string transport() const override { return kind_ == MailboxMemory::device ? "peer" : "pinned"; }
     bool capturable() const override { return true; }
 
     void set_timeout(double seconds) {
@@ -73,23 +73,23 @@ protected:
         return largest <= mailboxes_.words ? mailboxes_.words : mailboxes_.bulk;
     }
 
-    void move(const cuda::Pieces& pieces, const cuda::Tag& tag, std::string_view,
+    void move(const cuda::GatherLayout& layout, const cuda::Tag& tag, std::string_view,
               cudaStream_t stream) override {
         // Which form it is must not depend on what this rank sends: all ranks see the same counts.
-        const bool small = *std::max_element(pieces.count, pieces.count + pieces.ranks) <= mailboxes_.words;
-        small ? cuda::exchange_words(mailboxes_, pieces, tag, stream)
-              : cuda::exchange_bulk(mailboxes_, pieces, tag, stream);
+        const bool small = *std::max_element(layout.count, layout.count + layout.ranks) <= mailboxes_.words;
+        small ? cuda::exchange_words(mailboxes_, layout, tag, stream)
+              : cuda::exchange_bulk(mailboxes_, layout, tag, stream);
     }
 
 private:
-    MailboxPlace place_;
+    MailboxMemory kind_;
     std::unique_ptr<PeerMemory> memory_;
     cuda::Mailboxes mailboxes_{};
 };
 
 }  // namespace
 
-Attempt make_peer_transport(Session& session, Backend& backend, MailboxPlace place, std::string reason) {
+Attempt make_peer_transport(Session& session, Backend& backend, MailboxMemory kind, std::string reason) {
     if (session.local_size() != session.size()) return {nullptr, "the ranks are on several hosts"};
     if (session.size() > cuda::max_ranks)
         return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
@@ -106,16 +106,16 @@ Attempt make_peer_transport(Session& session, Backend& backend, MailboxPlace pla
         blocks = std::min(blocks, std::stoi(text));
 
     const std::size_t bytes =
-        cuda::mailbox_bytes(session.size(), most_words, bulk_floats(place, session.size()));
-    SharedMemory shared = place == MailboxPlace::device ? share_device_memory(session, bytes)
+        cuda::mailbox_bytes(session.size(), most_words, bulk_floats(kind, session.size()));
+    SharedMemory shared = kind == MailboxMemory::device ? share_device_memory(session, bytes)
                                                         : share_host_memory(session, bytes);
     if (!shared.memory) return {nullptr, shared.trouble};
     std::unique_ptr<PeerTransport> transport;
-    trouble =
-        first_trouble(session, trouble_of([&] {
-                          transport = std::make_unique<PeerTransport>(
-                              session, backend, place, std::move(reason), std::move(shared.memory), blocks);
-                      }));
+    trouble = first_trouble(session, trouble_of([&] {
+                                transport =
+                                    std::make_unique<PeerTransport>(session, backend, kind, std::move(reason),
+                                                                    std::move(shared.memory), blocks);
+                            }));
     if (trouble.empty()) trouble = transport->test_mapping(session);
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};

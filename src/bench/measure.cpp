@@ -60,7 +60,7 @@ double measure_exchange(Backend& backend, Communicator& communicator, std::int64
     std::vector<Range> of_rank;
     for (std::int64_t r = 0; r < communicator.size(); ++r)
         of_rank.push_back({width * r / communicator.size(), width * (r + 1) / communicator.size()});
-    const Columns columns{row.data(), 1, width, of_rank};
+    const ShardedColumns columns{row.data(), 1, width, of_rank};
     std::vector<double> seconds;
     for (int round = -warm; round < rounds; ++round) {
         backend.synchronize();

@@ -147,7 +147,7 @@ void* CpuBackend::allocate(std::size_t bytes, std::string_view what) {
     }
     const std::lock_guard lock(mutex_);
     sizes_[p] = bytes;
-    held_ += bytes;
+    allocated_ += bytes;
     return p;
 }
 
@@ -158,14 +158,14 @@ void CpuBackend::release(void* p) noexcept {
     if (at == sizes_.end()) return;
     const std::size_t bytes = at->second;
     sizes_.erase(at);
-    held_ -= bytes;
+    allocated_ -= bytes;
     if (bytes >= kLarge) munmap(p, bytes);
     else std::free(p);
 }
 
-std::size_t CpuBackend::held_bytes() const {
+std::size_t CpuBackend::allocated_bytes() const {
     const std::lock_guard lock(mutex_);
-    return held_;
+    return allocated_;
 }
 
 void CpuBackend::copy_in(void* device, const void* host, std::size_t bytes) {

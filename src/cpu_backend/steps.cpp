@@ -30,8 +30,8 @@ void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
     }
 }
 
-void CpuBackend::place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
-                            std::int64_t ids) {
+void CpuBackend::resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                                std::int64_t ids) {
     for (const Row& row : rows) {
         const std::int32_t token = tokens[row.token];
         *to++ = {token >= 0 && token < ids ? token : 0, row.slot, row.position};

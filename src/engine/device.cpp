@@ -13,7 +13,7 @@
 namespace ftmpi {
 namespace {
 
-PlaceOfRank cpu_place(const Options& options, const mpi::Session& session) {
+RankDevice cpu_device(const Options& options, const mpi::Session& session) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int threads = options.threads ? options.threads : std::max(1, cores / session.local_size());
     return {make_cpu_backend(threads), threads, 0};
@@ -21,8 +21,8 @@ PlaceOfRank cpu_place(const Options& options, const mpi::Session& session) {
 
 }  // namespace
 
-PlaceOfRank open_place(const Options& options, mpi::Session& session) {
-    PlaceOfRank place;
+RankDevice open_device(const Options& options, mpi::Session& session) {
+    RankDevice device;
 #ifdef FTMPI_HAVE_CUDA
     if (options.backend != BackendChoice::cpu) {
         cuda::RankGpus mine;
@@ -39,11 +39,11 @@ PlaceOfRank open_place(const Options& options, mpi::Session& session) {
                 [&] {
                     const auto chosen =
                         cuda::choose_gpus(all, options.gpus)[static_cast<std::size_t>(session.rank())];
-                    place.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
-                    place.backend = make_cuda_backend({chosen.device});
+                    device.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
+                    device.backend = make_cuda_backend({chosen.device});
                 },
                 true);
-            return place;
+            return device;
         }
     }
 #endif
@@ -56,10 +56,10 @@ PlaceOfRank open_place(const Options& options, mpi::Session& session) {
                     Exit::usage, "this program was built without CUDA",
                     "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
 #endif
-            place = cpu_place(options, session);
+            device = cpu_device(options, session);
         },
         true);
-    return place;
+    return device;
 }
 
 }  // namespace ftmpi

@@ -9,7 +9,7 @@
 
 namespace ftmpi {
 
-struct PlaceOfRank {
+struct RankDevice {
     std::unique_ptr<Backend> backend;
     int threads = 0;      ///< that do the arithmetic on the CPU; 0 on GPUs
     double gb_per_s = 0;  ///< what the device says of itself; 0 = unknown
@@ -18,6 +18,6 @@ struct PlaceOfRank {
 /// The backend asked for; `auto` takes CUDA when this build has it and any rank sees a GPU, else the CPU. All
 /// ranks decide alike. Phase "device"; Error(usage) when what was asked for is not there, or a rank has no
 /// GPU where others do.
-PlaceOfRank open_place(const Options& options, mpi::Session& session);
+RankDevice open_device(const Options& options, mpi::Session& session);
 
 }  // namespace ftmpi

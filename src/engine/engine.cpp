@@ -103,8 +103,8 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
             weights_sha256_ = weights_fingerprint(*checkpoint_);
         },
         true);
-    place_ = open_place(options, session);
-    communicator_ = mpi::make_communicator(session, *place_.backend, transport_of(options.transport));
+    device_ = open_device(options, session);
+    communicator_ = mpi::make_communicator(session, *device_.backend, transport_of(options.transport));
     // Hosts may have copies of their own.
     std::string facts = "index " + checkpoint_->index_sha256() + "\nconfig.json " + config_.sha256 +
                         "\nweights " + weights_sha256_ + "\ntokenizer.json " + tokenizer_->sha256() +
@@ -116,8 +116,8 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
 RankFacts Engine::facts() const {
     RankFacts f;
     f.host = session_.host();
-    f.device = place_.backend->info();
-    f.threads = place_.threads;
+    f.device = device_.backend->info();
+    f.threads = device_.threads;
     const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0);
     if (f.device.backend == "cpu") {
         f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());
@@ -131,7 +131,7 @@ RankFacts Engine::facts() const {
         if (limit) free = std::min(free, limit > taken ? limit - taken : 0);
         f.available = free > reserve ? free - reserve : 0;
     }
-    f.gb_per_s = of_rank<double>(options_.bandwidth, session_.rank(), place_.gb_per_s);
+    f.gb_per_s = of_rank<double>(options_.bandwidth, session_.rank(), device_.gb_per_s);
     return f;
 }
 
@@ -187,9 +187,9 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
             [&] {
                 plan_ = plan_with(beside, tokens);
                 const StepLimits most = limits(plan_);
-                place_.backend->check_limits(most);
-                own = std::to_string(place_.backend->scratch_bytes(most)) + " " +
-                      std::to_string(place_.backend->driver_bytes(most));
+                device_.backend->check_limits(most);
+                own = std::to_string(device_.backend->scratch_bytes(most)) + " " +
+                      std::to_string(device_.backend->driver_bytes(most));
             },
             true);
         const auto all = session_.all_gather(own, "scratch");
@@ -252,10 +252,10 @@ void Engine::load() {
         [&] {
             StepLimits most = limits(plan_);
             const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(),
-                                scratch = place_.backend->scratch_bytes(most);
+                                scratch = device_.backend->scratch_bytes(most);
             most.array_bytes = arrays > scratch ? arrays - scratch : 0;
-            place_.backend->reserve(most);
-            weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *place_.backend,
+            device_.backend->reserve(most);
+            weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *device_.backend,
                              [&](std::uint64_t done, std::uint64_t total) {
                                  if (session_.stop_requested())
                                      throw Error(Exit::interrupted, mpi::stop_text());
@@ -265,11 +265,11 @@ void Engine::load() {
                                          100.0 * static_cast<double>(done) / static_cast<double>(total),
                                          done == total ? "\n" : "");
                              });
-            state_.emplace(*place_.backend, config_, plan_, session_.rank());
-            model_.emplace(*place_.backend, *communicator_, config_, plan_, *weights_, *state_);
+            state_.emplace(*device_.backend, config_, plan_, session_.rank());
+            model_.emplace(*device_.backend, *communicator_, config_, plan_, *weights_, *state_);
             model_->set_fast_prefill(options_.numerics == Numerics::fast);
-            place_.backend->reserve(most);
-            place_.backend->synchronize();
+            device_.backend->reserve(most);
+            device_.backend->synchronize();
         },
         true);
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -280,19 +280,19 @@ void Engine::load() {
         std::istringstream(text) >> c.cut >> c.replicated;
         reads_.push_back(c);
     }
-    measure_held();
+    measure_allocated();
 }
 
-void Engine::measure_held() {
-    const Backend& backend = *place_.backend;
+void Engine::measure_allocated() {
+    const Backend& backend = *device_.backend;
     const RankFacts& before = ranks_[static_cast<std::size_t>(session_.rank())];
     const DeviceInfo now = backend.info();
-    RankBytes mine = weights_->held();
-    mine.kv_cache = state_->held().kv_cache;
-    mine.recurrent_state = state_->held().recurrent_state;
-    mine.rope = state_->held().rope;
+    RankBytes mine = weights_->allocated();
+    mine.kv_cache = state_->allocated().kv_cache;
+    mine.recurrent_state = state_->allocated().recurrent_state;
+    mine.rope = state_->allocated().rope;
     // All that no one else accounts for is working memory, so that nothing held is left out.
-    const std::uint64_t held = backend.held_bytes();
+    const std::uint64_t held = backend.allocated_bytes();
     mine.workspace = held > mine.arrays() ? held - mine.arrays() : 0;
     const bool alone = ranks_on_device_of(static_cast<std::size_t>(session_.rank())) ==
                        1;  // else others take of the same memory
@@ -300,13 +300,13 @@ void Engine::measure_held() {
         mine.driver = before.device.free_bytes - now.free_bytes - held;
     std::string text = std::to_string(now.free_bytes);
     for (const auto& group : kByteGroups) text += " " + std::to_string(mine.*group.bytes);
-    held_.clear();
+    allocated_.clear();
     for (const auto& one : session_.all_gather(text, "memory held")) {
-        RankHeld h;
+        RankAllocated h;
         std::istringstream in(one);
         in >> h.free_bytes;
         for (const auto& group : kByteGroups) in >> h.bytes.*group.bytes;
-        held_.push_back(h);
+        allocated_.push_back(h);
     }
 }
 

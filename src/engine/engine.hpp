@@ -29,7 +29,7 @@ struct RankFacts {
 };
 
 /// What a rank holds, beside what it planned.
-struct RankHeld {
+struct RankAllocated {
     RankBytes bytes;
     std::uint64_t free_bytes = 0;  ///< of the device
 };
@@ -48,11 +48,11 @@ public:
     /// every step.
     void check_checkpoint() const { checkpoint_->check_contents(embedding_); }
     /// Asks every rank what it holds now. To be called by all together.
-    void measure_held();
+    void measure_allocated();
 
     const Options& options() const { return options_; }
     mpi::Session& session() { return session_; }
-    Backend& backend() { return *place_.backend; }
+    Backend& backend() { return *device_.backend; }
     Communicator& communicator() { return *communicator_; }
     const Checkpoint& checkpoint() const { return *checkpoint_; }
     const ModelConfig& config() const { return config_; }
@@ -65,9 +65,8 @@ public:
     const std::vector<RankFacts>& ranks() const { return ranks_; }
     double load_seconds() const { return load_seconds_; }
     const std::vector<ReadCount>& reads() const { return reads_; }  ///< one a rank, after load()
-    const std::vector<RankHeld>& held() const {
-        return held_;
-    }  ///< one a rank, of the last measure_held(); load() calls it
+    /// One a rank, of the last measure_allocated(); load() calls it.
+    const std::vector<RankAllocated>& allocated() const { return allocated_; }
 
 private:
     RankFacts facts() const;
@@ -82,7 +81,7 @@ private:
 
     const Options& options_;
     mpi::Session& session_;
-    PlaceOfRank place_;
+    RankDevice device_;
     std::unique_ptr<Communicator> communicator_;
     std::optional<Checkpoint> checkpoint_;
     std::string weights_sha256_;
@@ -95,7 +94,7 @@ private:
     std::optional<Model> model_;
     std::vector<RankFacts> ranks_;
     std::vector<ReadCount> reads_;
-    std::vector<RankHeld> held_;
+    std::vector<RankAllocated> allocated_;
     double load_seconds_ = 0;
     const std::byte* embedding_ = nullptr;
 };

@@ -36,9 +36,9 @@ std::string name_of(const ByteGroup& group) {
 
 }  // namespace
 
-void add_held(const Engine& engine, SummaryRecord& summary) {
-    for (std::size_t r = 0; r < engine.held().size(); ++r) {
-        const RankHeld& h = engine.held()[r];
+void add_allocated(const Engine& engine, SummaryRecord& summary) {
+    for (std::size_t r = 0; r < engine.allocated().size(); ++r) {
+        const RankAllocated& h = engine.allocated()[r];
         const std::string rank = "rank" + std::to_string(r) + "_";
         for (const auto& group : kByteGroups)
             summary.values.emplace_back(rank + "held_" + name_of(group),

@@ -10,7 +10,7 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
                     const std::string& start_time);
 
 /// What every rank holds, group by group as in /ranks, where the plan's bytes are.
-void add_held(const Engine& engine, SummaryRecord& summary);
+void add_allocated(const Engine& engine, SummaryRecord& summary);
 
 /// Facts of this build: version, commit, compiler, instruction sets or CUDA.
 std::string version_line();

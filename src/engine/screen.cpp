@@ -65,19 +65,19 @@ void Screen::loaded(const Engine& engine) const {
         engine.load_seconds(), mib(cut),
         mib(engine.reads().empty() ? 0 : replicated / engine.reads().size()));
     std::vector<RankBytes> held;
-    for (const auto& h : engine.held()) held.push_back(h.bytes);
-    std::fputs(held_table(engine.shard_plan(), held).c_str(), stderr);
+    for (const auto& h : engine.allocated()) held.push_back(h.bytes);
+    std::fputs(allocated_table(engine.shard_plan(), held).c_str(), stderr);
 }
 
 void Screen::taken(const Engine& engine) const {
     if (!shown_) return;
     const mpi::StopBound bound(kPrinting);
-    for (std::size_t r = 0; r < engine.held().size(); ++r) {
+    for (std::size_t r = 0; r < engine.allocated().size(); ++r) {
         const DeviceInfo& before = engine.ranks()[r].device;
         if (before.backend != "cuda") continue;
         std::fprintf(stderr, "memory: rank %zu planned %.1f MiB, its GPU has given %.1f MiB\n", r,
                      mib(engine.shard_plan().bytes[r].total()),
-                     mib(before.free_bytes) - mib(engine.held()[r].free_bytes));
+                     mib(before.free_bytes) - mib(engine.allocated()[r].free_bytes));
     }
 }
 

@@ -26,7 +26,7 @@ public:
     void resumed(std::size_t finished, std::int64_t failed, bool nothing_left) const;
     void loaded(const Engine& engine) const;
     /// On GPUs: what the device has given since the plan was made, beside the plan. After
-    /// Engine::measure_held().
+    /// Engine::measure_allocated().
     void taken(const Engine& engine) const;
     void text(const Request& request, std::string_view text, bool last);
     void finished(const RequestRecord& record) const;

@@ -45,7 +45,7 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
     const bool alone = slots_.size() == 1;
     ahead_ = may_run_ahead();
     while (!stopping_) {
-        if (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr)) settle(events);
+        if (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr)) drain(events);
         bool active = false;
         for (std::size_t s = 0; s < slots_.size() && !stopping_; ++s) {
             while (!slots_[s] && next < requests.size() && !stopping_) {
@@ -62,8 +62,8 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
         if (!active || stopping_) break;
         decode(events);
     }
-    if (flight_) backend_.await_copy(flight_->copy);  // nobody reads it, but it still uses this memory
-    flight_.reset();
+    if (in_flight_) backend_.wait_copy(in_flight_->copy);  // nobody reads it, but it still uses this memory
+    in_flight_.reset();
     if (ledger_) ledger_->drain();  // it still works on the sequences that are given up now
     // A stop that came with the last step of all interrupts nothing.
     const bool left = next < requests.size() || std::any_of(slots_.begin(), slots_.end(),
@@ -78,7 +78,7 @@ bool Generator::may_run_ahead() {
     const std::uint64_t mine[] = {(options_.run_ahead || backend_.asynchronous()) &&
                                   model_.takes_device_tokens()};
     std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator_.size()), mine[0]);
-    if (communicator_.size() > 1) communicator_.all_gather_words(mine, all, "step");
+    if (communicator_.size() > 1) communicator_.all_gather_values(mine, all, "step");
     return std::count(all.begin(), all.end(), 0u) == 0;
 }
 
@@ -99,32 +99,32 @@ void Generator::start(const Request& request, int slot, const Events& events) {
             stopping_ = synchronize(0, events);
             continue;
         }
-        const StepPointer step = choose({&sequence}, logits, begin, "prefill");
-        take(*step);
-        read(*step, events);
+        const StepPointer step = argmax({&sequence}, logits, begin, "prefill");
+        capture(*step);
+        read_back(*step, events);
     }
 }
 
 /// One step of all sequences is read; with `ahead_` the next one has been asked for by then.
 void Generator::decode(const Events& events) {
-    if (!flight_) flight_ = ask(nullptr, events);
-    take(*flight_);
-    StepPointer next = ahead_ ? ask(flight_.get(), events) : nullptr;
-    read(*flight_, events);
+    if (!in_flight_) in_flight_ = issue(nullptr, events);
+    capture(*in_flight_);
+    StepPointer next = ahead_ ? issue(in_flight_.get(), events) : nullptr;
+    read_back(*in_flight_, events);
     if (next)
         for (Sequence*& s : next->sequences)
             if (s && s->finished) s = nullptr;
-    flight_ = std::move(next);
+    in_flight_ = std::move(next);
     for (auto& s : slots_)
         if (s && s->finished) s.reset();
 }
 
 /// Reads what is under way, before a request comes into a free slot: its prefill writes logits.
-void Generator::settle(const Events& events) {
-    if (!flight_) return;
-    take(*flight_);
-    read(*flight_, events);
-    flight_.reset();
+void Generator::drain(const Events& events) {
+    if (!in_flight_) return;
+    capture(*in_flight_);
+    read_back(*in_flight_, events);
+    in_flight_.reset();
     for (auto& s : slots_)
         if (s && s->finished) s.reset();
 }

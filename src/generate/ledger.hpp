@@ -56,14 +56,14 @@ public:
     /// Takes one row of logits in device memory, which the backend copies behind the loop. Blocks only when
     /// the worker is far behind, so that memory stays bounded. What is taken is to be pushed or dropped
     /// before `steps` rows more are taken.
-    Copy take(const float* logits) {
+    Copy capture(const float* logits) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return !free_.empty() || failure_; });
         rethrow();
         const std::size_t buffer = free_.back();
         free_.pop_back();
         const auto to = buffers_[buffer].span();
-        return {buffer, backend_.copy_behind(to.data(), logits, to.size_bytes())};
+        return {buffer, backend_.copy_async(to.data(), logits, to.size_bytes())};
     }
     void push(const Copy& copy, LogitsAccount& account, std::span<const std::uint8_t> masked) {
         const std::lock_guard lock(mutex_);
@@ -74,7 +74,7 @@ public:
         changed_.notify_all();
     }
     void drop(const Copy& copy) {
-        backend_.await_copy(copy.ticket);
+        backend_.wait_copy(copy.ticket);
         const std::lock_guard lock(mutex_);
         free_.push_back(copy.buffer);
     }
@@ -121,7 +121,7 @@ private:
             lock.unlock();
             std::exception_ptr failure;
             try {
-                backend_.await_copy(job.copy.ticket);
+                backend_.wait_copy(job.copy.ticket);
                 const std::span<const float> logits = buffers_[job.copy.buffer].span();
                 // Little-endian hosts only, checked at start.
                 if (part == Part::request) job.account->all.update(logits.data(), logits.size_bytes());

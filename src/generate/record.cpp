@@ -56,7 +56,7 @@ void Generator::report_waits(const Sequence& s, RequestRecord& record) {
     }
     if (mine.empty()) return;
     all.resize(mine.size() * static_cast<std::size_t>(communicator_.size()));
-    communicator_.all_gather_words(mine, all, "waits");
+    communicator_.all_gather_values(mine, all, "waits");
     for (auto bits : all) record.gather_seconds.push_back(std::bit_cast<double>(bits));
 }
 

@@ -33,8 +33,8 @@ struct Generator::Step {
     const std::int32_t* tokens = nullptr;   ///< in device memory
     std::span<std::int32_t> token, finite;  ///< in host memory, once `copy` is there
     std::uint64_t copy = 0;
-    std::vector<LogitsWorker::Copy> taken;  ///< one a row, those of null left out
-    double begin = 0;                       ///< when it was asked for
+    std::vector<LogitsWorker::Copy> captured;  ///< one a row, those of null left out
+    double begin = 0;                          ///< when it was asked for
     std::string_view phase;
 };
 

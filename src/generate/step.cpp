@@ -14,7 +14,7 @@ namespace ftmpi {
 
 /// The decode step after `before`, which need not have been read, or of all sequences. Null when no sequence
 /// is left.
-Generator::StepPointer Generator::ask(const Step* before, const Events& events) {
+Generator::StepPointer Generator::issue(const Step* before, const Events& events) {
     std::vector<Sequence*> sequences;
     std::vector<Row> rows;
     const auto add = [&](Sequence& s, std::int32_t token) {
@@ -34,12 +34,12 @@ Generator::StepPointer Generator::ask(const Step* before, const Events& events) 
     const double begin = now();
     const float* logits =
         model_.forward(rows, {0, static_cast<std::int64_t>(rows.size())}, before ? before->tokens : nullptr);
-    return choose(std::move(sequences), logits, begin, "decode");
+    return argmax(std::move(sequences), logits, begin, "decode");
 }
 
 /// Chooses the largest of each row. The half of `chosen_` it writes was read by the step before last, and
 /// copied out before that step's successor wrote its logits.
-Generator::StepPointer Generator::choose(std::vector<Sequence*> sequences, const float* logits, double begin,
+Generator::StepPointer Generator::argmax(std::vector<Sequence*> sequences, const float* logits, double begin,
                                          std::string_view phase) {
     const std::size_t n = sequences.size(), half = choices_++ % 2 * 2 * slots_.size();
     std::int32_t *device = chosen_.data() + half, *host = chosen_host_.data() + half;
@@ -51,22 +51,23 @@ Generator::StepPointer Generator::choose(std::vector<Sequence*> sequences, const
     step->tokens = device;
     step->token = {host, n};
     step->finite = {host + n, n};
-    step->copy = backend_.copy_behind(host, device, 2 * n * sizeof *host);
+    step->copy = backend_.copy_async(host, device, 2 * n * sizeof *host);
     step->begin = begin;
     step->phase = phase;
     return step;
 }
 
 /// To be called before anything that writes logits: whether they are finite is not known yet.
-void Generator::take(Step& step) {
+void Generator::capture(Step& step) {
     if (!ledger_) return;
     for (std::size_t i = 0; i < step.sequences.size(); ++i)
         if (step.sequences[i])
-            step.taken.push_back(ledger_->take(step.logits + static_cast<std::int64_t>(i) * model_.vocab()));
+            step.captured.push_back(
+                ledger_->capture(step.logits + static_cast<std::int64_t>(i) * model_.vocab()));
 }
 
-void Generator::read(Step& step, const Events& events) {
-    backend_.await_copy(step.copy);
+void Generator::read_back(Step& step, const Events& events) {
+    backend_.wait_copy(step.copy);
     const auto live = std::count_if(step.sequences.begin(), step.sequences.end(),
                                     [](const Sequence* s) { return s != nullptr; });
     if (live == 0) return;
@@ -77,7 +78,7 @@ void Generator::read(Step& step, const Events& events) {
         decoded_ += live;
     }
     const bool sampled = !options_.sampling.greedy();
-    auto taken = step.taken.begin();
+    auto captured = step.captured.begin();
     std::uint64_t digest = 14695981039346656037u;  // FNV-1a over what this rank chose, compared on all ranks
     for (std::size_t i = 0; i < step.sequences.size(); ++i) {
         if (!step.sequences[i]) continue;
@@ -88,8 +89,8 @@ void Generator::read(Step& step, const Events& events) {
             step.token[i] = sample(row_.span(), masked_host_, options_.sampling,
                                    static_cast<std::uint64_t>(s.request.index), s.output.size());
         }
-        if (ledger_ && step.finite[i]) ledger_->push(*taken++, s.account, masked_host_);
-        else if (ledger_) ledger_->drop(*taken++);
+        if (ledger_ && step.finite[i]) ledger_->push(*captured++, s.account, masked_host_);
+        else if (ledger_) ledger_->drop(*captured++);
         digest = (digest ^ static_cast<std::uint32_t>(step.token[i])) * 1099511628211u;
         digest = (digest ^ static_cast<std::uint32_t>(step.finite[i])) * 1099511628211u;
     }
@@ -97,10 +98,10 @@ void Generator::read(Step& step, const Events& events) {
     if (events.read) events.read(step.phase);
     for (std::size_t i = 0; i < step.sequences.size(); ++i)
         if (step.sequences[i])
-            accept(*step.sequences[i], step.token[i], step.finite[i] != 0, seconds, events);
+            commit(*step.sequences[i], step.token[i], step.finite[i] != 0, seconds, events);
 }
 
-void Generator::accept(Sequence& s, std::int32_t token, bool finite, double seconds, const Events& events) {
+void Generator::commit(Sequence& s, std::int32_t token, bool finite, double seconds, const Events& events) {
     if (s.output.empty()) s.prefill_seconds = seconds;
     if (!finite || token < 0)
         return finish(s, "error",
@@ -129,7 +130,7 @@ bool Generator::synchronize(std::uint64_t token_digest, const Events& events) {
     const std::uint64_t mine[] = {events.stop_requested && events.stop_requested() ? 1u : 0u, token_digest};
     if (communicator_.size() == 1) return mine[0] != 0;
     std::vector<std::uint64_t> all(2 * static_cast<std::size_t>(communicator_.size()));
-    communicator_.all_gather_words(mine, all, "step");
+    communicator_.all_gather_values(mine, all, "step");
     bool stop = false;
     for (std::size_t r = 0; r < all.size() / 2; ++r) {
         stop = stop || all[2 * r];

@@ -219,7 +219,7 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     return text;
 }
 
-std::string held_table(const ShardPlan& plan, const std::vector<RankBytes>& held) {
+std::string allocated_table(const ShardPlan& plan, const std::vector<RankBytes>& held) {
     Table table;
     std::vector<std::string> headings{"rank", "", "all"};
     for (const auto& group : kByteGroups) headings.push_back(group.heading);

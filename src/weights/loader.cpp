@@ -47,7 +47,7 @@ public:
 private:
     /// What `load` takes counts to this group.
     template <class Load> void in(std::uint64_t RankBytes::*group, Load load) {
-        const HeldSpan span(backend_, to_.held_.*group);
+        const AllocationCounter span(backend_, to_.allocated_.*group);
         load();
     }
 

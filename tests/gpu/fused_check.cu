@@ -105,7 +105,7 @@ void check_replay(Backend& cpu, Backend& gpu, Random& r, Tally& tally) {
             b.copy_in(in.data(), steps[static_cast<std::size_t>(s)].data(), in.bytes());
             const auto step = [&](std::int64_t rows) {
                 b.norm({sum.data(), in.data(), sum.data(), weight.data(), kEps, 2048, normed.data()}, rows);
-                b.hold_for_copies();
+                b.fence_copies();
                 b.add(big.data(), each.data(), big.data(), kBig);
                 b.add(big.data() + kBig - rows * 2048, normed.data(), big.data() + kBig - rows * 2048,
                       rows * 2048);
@@ -113,11 +113,11 @@ void check_replay(Backend& cpu, Backend& gpu, Random& r, Tally& tally) {
             if (s % 3 == 2) b.replay(&other, 1, [&] { step(1); });
             else b.replay(&owner, 2, [&] { step(kRows); });
             tickets.push_back(
-                b.copy_behind(copies[static_cast<std::size_t>(s)].data(), big.data(), big.bytes()));
+                b.copy_async(copies[static_cast<std::size_t>(s)].data(), big.data(), big.bytes()));
             if (s == 8) b.forget_replays(&owner);
         }
         for (int s = 0; s < kSteps; ++s) {
-            b.await_copy(tickets[static_cast<std::size_t>(s)]);
+            b.wait_copy(tickets[static_cast<std::size_t>(s)]);
             const auto v = copies[static_cast<std::size_t>(s)].span();
             results[side].insert(results[side].end(), v.begin(), v.end());
         }

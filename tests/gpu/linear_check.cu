@@ -224,15 +224,15 @@ void check_device_tokens(Pair& p, std::int64_t rows) {
         std::vector<std::uint64_t> tickets;
         for (std::int64_t s = 0; s < kSteps; ++s) {
             const auto& step = tokens[static_cast<std::size_t>(s)];
-            b.hold_for_copies();
+            b.fence_copies();
             b.copy_in(chosen.data(), step.data(), step.size() * 4);
-            b.place_rows(to.data(), host[static_cast<std::size_t>(s)], chosen.data(), kIds);
+            b.resolve_tokens(to.data(), host[static_cast<std::size_t>(s)], chosen.data(), kIds);
             b.embed(*on_device, {host[static_cast<std::size_t>(s)], to.data(), true}, x.data());
             seen.emplace_back(b, 3 * rows, "check");
             tickets.push_back(
-                b.copy_behind(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
+                b.copy_async(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
             if (s > 0) {
-                b.await_copy(tickets[static_cast<std::size_t>(s - 1)]);
+                b.wait_copy(tickets[static_cast<std::size_t>(s - 1)]);
                 const auto row = seen[static_cast<std::size_t>(s - 1)].span();
                 placed[side].insert(placed[side].end(), row.begin(), row.end());
             }

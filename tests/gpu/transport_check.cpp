@@ -78,7 +78,7 @@ public:
             if (host_[static_cast<std::size_t>(i)] != known(seed, i)) return false;
         return true;
     }
-    Columns columns() const { return {device_.data(), rows_, width_, cuts_}; }
+    ShardedColumns columns() const { return {device_.data(), rows_, width_, cuts_}; }
 
 private:
     Backend& backend_;
@@ -114,7 +114,7 @@ void gathers(Backend& backend, Communicator& ranks, const std::string& name) {
             // 40 MB, several windows of every transport's buffers.
             if (shape.rows == 2560 && &weights != &all_weights[1]) continue;
             std::vector<std::unique_ptr<Matrix2d>> matrices;
-            std::vector<Columns> parts;
+            std::vector<ShardedColumns> parts;
             for (int p = 0; p < shape.parts; ++p) {
                 // Parts of unlike width, so that none begins aligned by chance.
                 const std::int64_t width = shape.width + (p > 0 ? 5 * p : 0);
@@ -146,7 +146,7 @@ void repeated(Backend& backend, Communicator& ranks, const std::string& name) {
     for (std::uint32_t round = 0; round < 125; ++round) {
         for (std::size_t k = 0; k < 8; ++k) matrices[k]->fill(8 * round + static_cast<std::uint32_t>(k));
         for (std::size_t k = 0; k < 8; ++k) {
-            const Columns part = matrices[k]->columns();
+            const ShardedColumns part = matrices[k]->columns();
             ranks.all_gather({&part, 1}, k % 2 == 0 ? "even" : "odd", backend.stream());
         }
         for (std::size_t k = 0; k < 8; ++k)
@@ -186,7 +186,7 @@ void graphs(Backend& backend, Communicator& ranks, const std::string& name) {
             backend, 1, width, cut(width, weights[matrices.size() % 4]), ranks.rank()));
     Graph graph(static_cast<cudaStream_t>(backend.stream()), [&] {
         for (const auto& matrix : matrices) {
-            const Columns part = matrix->columns();
+            const ShardedColumns part = matrix->columns();
             ranks.all_gather({&part, 1}, "in a graph", backend.stream());
         }
     });
@@ -196,7 +196,7 @@ void graphs(Backend& backend, Communicator& ranks, const std::string& name) {
         graph.launch();
         // Now and then an exchange outside the graph, as between decode steps and a prefill.
         if (round % 10 == 5) {
-            const Columns part = matrices[1]->columns();
+            const ShardedColumns part = matrices[1]->columns();
             ranks.all_gather({&part, 1}, "beside a graph", backend.stream());
         }
         for (const auto& matrix : matrices) wrong += matrix->holds(round) ? 0 : 1;
@@ -212,7 +212,7 @@ double seconds_of(Backend& backend, Communicator& ranks, const std::function<voi
     backend.synchronize();
     double best = 1e9;
     for (int i = 0; i < 5; ++i) {
-        ranks.all_gather_words(none, all, "barrier");
+        ranks.all_gather_values(none, all, "barrier");
         const auto start = Clock::now();
         work();
         backend.synchronize();
@@ -227,7 +227,7 @@ void times(Backend& backend, Communicator& ranks, const std::string& name, bool 
         const int count = floats > 100'000 ? 10 : 80;
         Matrix2d matrix(backend, 1, floats * ranks.size(), cut(floats * ranks.size(), even), ranks.rank());
         const auto exchanges = [&] {
-            const Columns part = matrix.columns();
+            const ShardedColumns part = matrix.columns();
             for (int i = 0; i < count; ++i) ranks.all_gather({&part, 1}, "timed", backend.stream());
         };
         const double plain = seconds_of(backend, ranks, exchanges) / count;
@@ -302,12 +302,12 @@ void check_transport(Session& session, Backend& backend, Transport transport) {
             for (;;) sleep(1);
         try {
             Matrix2d matrix(backend, 1, 4096, cut(4096, weightings(session.size())[0]), session.rank());
-            const Columns part = matrix.columns();
+            const ShardedColumns part = matrix.columns();
             ranks->all_gather({&part, 1}, "hang check", backend.stream());
             backend.synchronize();
             const std::uint64_t mine[] = {1};
             std::vector<std::uint64_t> all(static_cast<std::size_t>(session.size()));
-            ranks->all_gather_words(mine, all, "step");
+            ranks->all_gather_values(mine, all, "step");
         } catch (const Error& error) { session.abort(error); }
     }
     session.abort(Error(Exit::failure, "the exchange that a rank did not join came to an end"));

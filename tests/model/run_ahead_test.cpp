@@ -129,15 +129,15 @@ BOOST_AUTO_TEST_CASE(a_late_backend_is_late) {
     const float values[] = {1, 2, 3};
     first.data()[0] = 0;
     backend.copy_in(x.data(), &values[0], 4);
-    const auto unheld = backend.copy_behind(first.data(), x.data(), 4);
+    const auto unheld = backend.copy_async(first.data(), x.data(), 4);
     BOOST_TEST(first.data()[0] == 0.0f);
     backend.copy_in(x.data(), &values[1], 4);
-    backend.await_copy(unheld);
+    backend.wait_copy(unheld);
     BOOST_TEST(first.data()[0] == 2.0f);  // overwritten before it was copied
-    const auto held = backend.copy_behind(second.data(), x.data(), 4);
-    backend.hold_for_copies();
+    const auto held = backend.copy_async(second.data(), x.data(), 4);
+    backend.fence_copies();
     backend.copy_in(x.data(), &values[2], 4);
-    backend.await_copy(held);
+    backend.wait_copy(held);
     BOOST_TEST(second.data()[0] == 2.0f);
 }
 
@@ -146,7 +146,7 @@ BOOST_AUTO_TEST_CASE(rows_take_tokens_from_the_device) {
     const std::int32_t tokens[] = {7, -1, 10, 9};
     const Row rows[] = {{3, 0, 5}, {0, 1, 6}, {1, 2, 7}, {2, 4, 8}};
     Row to[4];
-    backend->place_rows(to, rows, tokens, 10);
+    backend->resolve_tokens(to, rows, tokens, 10);
     const std::int32_t want[] = {9, 7, 0, 0};
     for (int i = 0; i < 4; ++i)
         BOOST_TEST(

@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(what_is_read_and_held_of_half_and_single_precision_is_what_
         BOOST_TEST(read.cut + read.replicated +
                        inventory.embedding().bytes({0, inventory.embedding().rows}) ==
                    inventory.text_bytes());
-        BOOST_TEST(fleet.weights(0).held().weights() == fleet.plan().bytes[0].weights());
+        BOOST_TEST(fleet.weights(0).allocated().weights() == fleet.plan().bytes[0].weights());
     }
 }
 

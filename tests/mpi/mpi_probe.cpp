@@ -53,7 +53,7 @@ public:
     std::unique_ptr<Matrix> load(const MatrixSource&) override { no(); }
     std::unique_ptr<Matrix> load_table(const MatrixSource&, bool) override { no(); }
     void embed(const Matrix&, const Rows&, float*) override { no(); }
-    void place_rows(Row*, std::span<const Row>, const std::int32_t*, std::int64_t) override { no(); }
+    void resolve_tokens(Row*, std::span<const Row>, const std::int32_t*, std::int64_t) override { no(); }
     void rms_norm(const float*, const float*, float, std::int64_t, std::int64_t, float*) override { no(); }
     void project(std::span<const Projection>, const float*, std::int64_t) override { no(); }
     void delta_net(const DeltaNet&, const Rows&, const float*, const float*, const float*, const float*,
@@ -125,7 +125,7 @@ void gather_columns(Session& session, Memory& backend, Communicator& ranks) {
              {Shape{1, 1}, Shape{1, 3}, Shape{1, 4096}, Shape{7, 1001}, Shape{0, 64}, Shape{33, 12000}}) {
             // Two parts of unlike shapes in one exchange.
             const std::vector<Range> cuts[2] = {cut(shape.width, weight), cut(2 * shape.width + 5, weight)};
-            std::vector<Columns> parts;
+            std::vector<ShardedColumns> parts;
             std::vector<DeviceArray<float>> memory;
             for (int p = 0; p < 2; ++p) {
                 const std::int64_t width = cuts[p].empty() ? 0 : (p == 0 ? shape.width : 2 * shape.width + 5);
@@ -188,7 +188,7 @@ void gathers(Session& session) {
             std::vector<std::uint64_t> mine(count), all(count * static_cast<std::size_t>(session.size()));
             for (std::size_t i = 0; i < count; ++i)
                 mine[i] = 0x100000001ull * static_cast<unsigned>(session.rank() + 1) + i;
-            ranks->all_gather_words(mine, all, "words");
+            ranks->all_gather_values(mine, all, "words");
             for (std::size_t r = 0; r < static_cast<std::size_t>(session.size()); ++r)
                 for (std::size_t i = 0; i < count; ++i)
                     require(all[r * count + i] == 0x100000001ull * (r + 1) + i, "a gathered word");
@@ -225,12 +225,12 @@ bool step(Session& session, Communicator& ranks, Memory& backend, const DeviceAr
           std::span<const Range> cuts, int n) {
     mpi::fault_point(session.rank(), "decode");
     for (const char* name : {"heads", "output", "experts", "down"}) {
-        const Columns part{x.data(), 1, x.size(), cuts};
+        const ShardedColumns part{x.data(), 1, x.size(), cuts};
         ranks.all_gather({&part, 1}, name, backend.stream());
     }
     const std::uint64_t mine[2] = {session.stop_requested(), static_cast<std::uint64_t>(n)};
     std::vector<std::uint64_t> all(2 * static_cast<std::size_t>(session.size()));
-    ranks.all_gather_words(mine, all, "step");
+    ranks.all_gather_values(mine, all, "step");
     for (std::size_t r = 0; r < all.size(); r += 2)
         if (all[r] != 0) return false;
     return true;
@@ -272,7 +272,7 @@ void bench(Session& session) {
     for (const std::int64_t floats : {16, 256, 1024, 4096, 16384, 262144}) {
         DeviceArray<float> x(backend, floats, "x");
         const auto cuts = cut(floats, std::vector<int>(static_cast<std::size_t>(session.size()), 1));
-        const Columns part{x.data(), 1, floats, cuts};
+        const ShardedColumns part{x.data(), 1, floats, cuts};
         const int warm = 100, times = floats > 100'000 ? 200 : 5000;
         std::chrono::steady_clock::time_point start;
         for (int i = -warm; i < times; ++i) {
@@ -302,7 +302,7 @@ void run(Session& session, const std::string& mode) {
         const std::int64_t width = mode == "lengths" && session.rank() == 1 ? 96 : 64;
         const auto cuts = cut(width, std::vector<int>(static_cast<std::size_t>(session.size()), 1));
         DeviceArray<float> x(backend, width, "x");
-        const Columns part{x.data(), 1, width, cuts};
+        const ShardedColumns part{x.data(), 1, width, cuts};
         return session.host_communicator(backend)->all_gather({&part, 1}, name, nullptr);
     }
     if (mode == "deserter") {

@@ -1,4 +1,4 @@
-// Which transports are tried, and in which order, for the places that ranks run on.
+// Which transports are tried, and in which order, for the devices that ranks run on.
 #define BOOST_TEST_MODULE transport_choice
 #include "transport/choice.hpp"
 
@@ -12,17 +12,17 @@ namespace {
 using namespace ftmpi;
 using namespace ftmpi::mpi;
 
-std::vector<Transport> order(Transport wanted, const std::vector<Place>& places) {
+std::vector<Transport> order(Transport wanted, const std::vector<RankInfo>& ranks) {
     std::vector<Transport> out;
-    for (const auto& candidate : candidates(wanted, places)) {
+    for (const auto& candidate : candidates(wanted, ranks)) {
         BOOST_TEST(!candidate.reason.empty());
         out.push_back(candidate.transport);
     }
     return out;
 }
 
-void refused(Transport wanted, const std::vector<Place>& places, const std::string& words) {
-    BOOST_CHECK_EXCEPTION(candidates(wanted, places), Error, [&](const Error& error) {
+void refused(Transport wanted, const std::vector<RankInfo>& ranks, const std::string& words) {
+    BOOST_CHECK_EXCEPTION(candidates(wanted, ranks), Error, [&](const Error& error) {
         const std::string text = error.what();
         return error.code() == Exit::usage && text.find(words) != std::string::npos &&
                text.find(name_of(wanted)) != std::string::npos;
@@ -30,8 +30,8 @@ void refused(Transport wanted, const std::vector<Place>& places, const std::stri
 }
 
 using Order = std::vector<Transport>;
-const Place a0{"a", "cuda", "GPU-0", true}, a1{"a", "cuda", "GPU-1", true}, cpu{"a", "cpu", "", true};
-const Place far_a{"a", "cuda", "GPU-0", false}, far_b{"b", "cuda", "GPU-0", false};
+const RankInfo a0{"a", "cuda", "GPU-0", true}, a1{"a", "cuda", "GPU-1", true}, cpu{"a", "cpu", "", true};
+const RankInfo far_a{"a", "cuda", "GPU-0", false}, far_b{"b", "cuda", "GPU-0", false};
 
 }  // namespace
 
@@ -69,7 +69,7 @@ BOOST_AUTO_TEST_CASE(pieces_must_tile_the_width) {
                              outside = {{0, 3}, {3, 3}, {4, 11}};
     float data = 0;
     const auto check = [&](const std::vector<Range>& ranges, int size, std::int64_t rows = 2) {
-        const Columns part{&data, rows, 10, ranges};
+        const ShardedColumns part{&data, rows, 10, ranges};
         check_columns({&part, 1}, size, "heads");
         return floats_of({&part, 1}, 2);
     };

@@ -13,11 +13,11 @@ void check_fleet(const std::string& model, const FleetOptions& options) {
     Fleet fleet(std::filesystem::path(FTMPI_DATA) / model, options);
     for (int r = 0; r < options.ranks; ++r) {
         const RankBytes& planned = fleet.plan().bytes[static_cast<std::size_t>(r)];
-        RankBytes held = fleet.weights(r).held();
-        held.kv_cache = fleet.state(r).held().kv_cache;
-        held.recurrent_state = fleet.state(r).held().recurrent_state;
-        held.rope = fleet.state(r).held().rope;
-        const std::uint64_t all = fleet.backend(r).held_bytes();
+        RankBytes held = fleet.weights(r).allocated();
+        held.kv_cache = fleet.state(r).allocated().kv_cache;
+        held.recurrent_state = fleet.state(r).allocated().recurrent_state;
+        held.rope = fleet.state(r).allocated().rope;
+        const std::uint64_t all = fleet.backend(r).allocated_bytes();
         BOOST_TEST_REQUIRE(all >= held.arrays());
         // The rest is workspace; what the decode loop takes is not there yet.
         const Workspace w = workspace_of(fleet.config(), fleet.plan(), r);
@@ -74,15 +74,15 @@ BOOST_AUTO_TEST_CASE(caches_slots_and_a_table_on_the_rank) {
 
 BOOST_AUTO_TEST_CASE(what_is_released_is_held_no_more) {
     const auto backend = make_cpu_backend(1);
-    BOOST_TEST(backend->held_bytes() == 0u);
+    BOOST_TEST(backend->allocated_bytes() == 0u);
     std::uint64_t span = 0;
     {
-        const HeldSpan counted(*backend, span);
+        const AllocationCounter counted(*backend, span);
         const DeviceArray<float> small(*backend, 10, "test");
         DeviceArray<float> large(*backend, 1 << 20, "test");
-        BOOST_TEST(backend->held_bytes() == 40u + (4u << 20));
+        BOOST_TEST(backend->allocated_bytes() == 40u + (4u << 20));
         large = {};
-        BOOST_TEST(backend->held_bytes() == 40u);
+        BOOST_TEST(backend->allocated_bytes() == 40u);
     }
-    BOOST_TEST(backend->held_bytes() == 0u);
+    BOOST_TEST(backend->allocated_bytes() == 0u);
 }

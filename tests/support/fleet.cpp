@@ -14,13 +14,13 @@ public:
         : size_(size), parts_(static_cast<std::size_t>(size)), words_(static_cast<std::size_t>(size)),
           barrier_(size) {}
 
-    void all_gather(int rank, std::span<const Columns> parts) {
+    void all_gather(int rank, std::span<const ShardedColumns> parts) {
         parts_[static_cast<std::size_t>(rank)] = parts;
         barrier_.arrive_and_wait();
         for (int r = 0; r < size_; ++r) {
             if (r == rank) continue;
             for (std::size_t p = 0; p < parts.size(); ++p) {
-                const Columns &from = parts_[static_cast<std::size_t>(r)][p], &to = parts[p];
+                const ShardedColumns &from = parts_[static_cast<std::size_t>(r)][p], &to = parts[p];
                 const Range c = from.of_rank[static_cast<std::size_t>(r)];
                 if (c.empty()) continue;
                 for (std::int64_t t = 0; t < to.rows; ++t)
@@ -44,7 +44,7 @@ public:
 
 private:
     int size_;
-    std::vector<std::span<const Columns>> parts_;
+    std::vector<std::span<const ShardedColumns>> parts_;
     std::vector<std::span<const std::uint64_t>> words_;
     std::barrier<> barrier_;
 };
@@ -58,11 +58,11 @@ public:
     int size() const override { return ranks_.size(); }
     std::string transport() const override { return "threads"; }
     std::string reason() const override { return "test"; }
-    void all_gather(std::span<const Columns> parts, std::string_view, Stream) override {
+    void all_gather(std::span<const ShardedColumns> parts, std::string_view, Stream) override {
         ranks_.all_gather(rank_, parts);
     }
-    void all_gather_words(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
-                          std::string_view) override {
+    void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
+                           std::string_view) override {
         ranks_.words(rank_, mine, all);
     }
     std::vector<Wait> waits() const override { return {}; }

@@ -41,17 +41,17 @@ public:
     void fill_zero(void* device, std::size_t bytes) override {
         queue([=, this] { CpuBackend::fill_zero(device, bytes); });
     }
-    std::uint64_t copy_behind(void* host, const void* device, std::size_t bytes) override {
+    std::uint64_t copy_async(void* host, const void* device, std::size_t bytes) override {
         const std::lock_guard lock(mutex_);
         copies_.push_back({host, device, bytes, asked_});
         return ++copies_asked_;
     }
-    void await_copy(std::uint64_t ticket) override {
+    void wait_copy(std::uint64_t ticket) override {
         const std::lock_guard lock(mutex_);
         run(asked_);
         copy(ticket);
     }
-    void hold_for_copies() override {
+    void fence_copies() override {
         const std::lock_guard lock(mutex_);
         queue([this, until = copies_asked_] { copy(until); });
     }
@@ -59,10 +59,10 @@ public:
     void embed(const Matrix& table, const Rows& rows, float* x) override {
         queue([=, this, &table, kept = Kept(rows)] { CpuBackend::embed(table, kept.rows(), x); });
     }
-    void place_rows(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
-                    std::int64_t ids) override {
+    void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
+                        std::int64_t ids) override {
         queue([=, this, kept = std::vector<Row>(rows.begin(), rows.end())] {
-            CpuBackend::place_rows(to, kept, tokens, ids);
+            CpuBackend::resolve_tokens(to, kept, tokens, ids);
         });
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
