@@ -24,6 +24,8 @@ namespace {
 std::vector<Request> requests_of(const Options& options, const std::vector<PromptText>& prompts,
                                  const Engine& engine) {
     std::vector<Request> requests;
+    const auto& tokenizer = engine.tokenizer();
+    const auto* chat = options.chat ? &known_chat_template(options.model) : nullptr;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         const PromptText& p = prompts[i];
         Request r{.index = static_cast<std::int64_t>(i),
@@ -36,22 +38,24 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
             p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
         const auto limit = options.context ? options.context : engine.config().max_positions;
         const auto bytes = (options.chat ? trim_as_chat(p.text) : std::string_view(p.text)).size();
-        if (const auto least = engine.tokenizer().least_tokens(bytes); least >= limit) {
+        if (const auto least = tokenizer.least_tokens(bytes); least >= limit) {
             r.refused = "a prompt of " + counted(bytes, "byte") + " is at least " +
                         counted(static_cast<std::uint64_t>(least), "token") + ", the context holds " +
                         std::to_string(limit);
             requests.push_back(std::move(r));
             continue;
         }
-        if (r.ids.empty())
-            r.ids = options.chat ? encode_chat(engine.tokenizer(), options.model, p.text, options.thinking)
-                                 : engine.tokenizer().encode(p.text);
+        try {
+            if (r.ids.empty())
+                r.ids =
+                    chat ? encode_chat(tokenizer, *chat, p.text, options.thinking) : tokenizer.encode(p.text);
+        } catch (const Error& e) { throw Error(e.code(), which + ": " + e.what(), e.hint()); }
         if (r.ids.empty()) throw Error(Exit::bad_input, which + " has no tokens: empty prompt");
         for (auto id : r.ids)
-            if (id < 0 || id >= engine.config().vocab || !engine.tokenizer().has(id))
+            if (id < 0 || id >= engine.config().vocab || !tokenizer.has(id))
                 throw Error(Exit::bad_input, which + ": token id " + std::to_string(id) +
                                                  " is not in the vocabulary of " +
-                                                 std::to_string(engine.tokenizer().end()) + " ids");
+                                                 std::to_string(tokenizer.end()) + " ids");
         requests.push_back(std::move(r));
     }
     return requests;

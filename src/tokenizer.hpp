@@ -42,8 +42,9 @@ public:
     std::optional<std::int32_t> id_of(std::string_view token) const;
     /// One past the highest id that has a token.
     std::int32_t end() const;
-    bool is_special(std::int32_t id) const;  ///< an added token with special = true
-    const std::string& sha256() const;       ///< of tokenizer.json's bytes
+    bool is_special(std::int32_t id) const;         ///< an added token with special = true
+    const std::string& sha256() const;              ///< of tokenizer.json's bytes
+    const std::vector<std::string>& notes() const;  ///< keys of tokenizer.json that are not followed
 
 private:
     struct State;
@@ -54,10 +55,30 @@ private:
 /// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.
 std::string_view trim_as_chat(std::string_view text);
 
-/// The prompt ids of one user message under the model directory's chat template: chat_template.jinja, else
-/// chat_template.json, else tokenizer_config.json. The templates known by their digest are rendered, any
-/// other is Error(bad_input). User text never becomes control tokens.
-std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
+/// What follows the assistant's header.
+enum class ChatEnding {
+    none,           ///< nothing
+    closed_only,    ///< an empty think block when thinking is off, nothing when it is on
+    open_or_closed  ///< an open think block when thinking is on, an empty one when it is off
+};
+
+/// One user message under a template whose turns are ChatML.
+struct ChatTemplate {
+    std::string_view sha256;  ///< of the text without the newline at its end, which Jinja2 drops
+    bool trims;               ///< the user's text at both ends
+    bool wants_query;         ///< refuses a user's text that is a tool's response
+    ChatEnding ending;
+};
+
+/// The template with this digest, null when it is none of those known.
+const ChatTemplate* chat_template_of(std::string_view sha256);
+/// The model directory's chat template: chat_template.jinja, else chat_template.json, else
+/// tokenizer_config.json. Error(bad_input) where there is none, or none of those known.
+const ChatTemplate& known_chat_template(const std::filesystem::path& directory);
+
+/// The prompt ids of one user message. User text never becomes control tokens. Error(bad_input) where the
+/// template refuses the text or tokenizer.json lacks a token of the template.
+std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const ChatTemplate& chat,
                                       std::string_view user, bool thinking);
 
 /// The token that ends a turn under the model directory's chat template, where that is a known one.

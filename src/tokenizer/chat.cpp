@@ -11,7 +11,6 @@
 #include "../text/small_file.hpp"
 #include "../text/utf8.hpp"
 #include "../tokenizer.hpp"
-#include "chat.hpp"
 
 namespace ftmpi {
 
@@ -23,28 +22,28 @@ constexpr std::string_view kThinkOpen = "<think>";
 constexpr std::string_view kThinkClose = "</think>";
 constexpr std::size_t kLargestTemplate = std::size_t{1} << 24;
 
-constexpr std::array<KnownTemplate, 4> kKnownTemplates = {{
+constexpr std::array<ChatTemplate, 4> kTemplates = {{
     {"a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715", true, true,
-     Ending::open_or_closed},  // Qwen3.5
+     ChatEnding::open_or_closed},  // Qwen3.5
     {"e84f32a23fdda27689f868aa4a1a5621f41133e51a48d7f3efcbea2839574259", true, true,
-     Ending::open_or_closed},  // Qwen3.6
+     ChatEnding::open_or_closed},  // Qwen3.6
     {"a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8", false, false,
-     Ending::closed_only},  // Qwen3
+     ChatEnding::closed_only},  // Qwen3
     {"6a398b08ca00e970cdddd19cc499101c3cb5be0e7aff3de574b6120b0123f1c0", true, false,
-     Ending::none},  // the models in data/
+     ChatEnding::none},  // the models in data/
 }};
 
-struct ChatTemplate {
+struct FoundTemplate {
     std::string place;  ///< file, and the key in it
     std::string text;
 };
 
 /// `chat_template` of a JSON file: a text, or a list of named ones, of which "default" is meant.
-std::optional<ChatTemplate> template_in(const std::filesystem::path& file) {
+std::optional<FoundTemplate> template_in(const std::filesystem::path& file) {
     if (std::filesystem::symlink_status(file).type() == std::filesystem::file_type::not_found) return {};
     simdjson::dom::parser parser;
     simdjson::dom::object object;
-    const auto json = read_small_file(file, kLargestTemplate);
+    const auto json = read_small_file(file, kLargestTemplate, {.downloaded = true});
     if (const auto error = parser.parse(json).get(object)) {
         if (error == simdjson::MEMALLOC) throw std::bad_alloc();
         throw Error(Exit::bad_input, file.string() + ": " + simdjson::error_message(error));
@@ -53,20 +52,20 @@ std::optional<ChatTemplate> template_in(const std::filesystem::path& file) {
     if (object["chat_template"].get(value) || value.is_null()) return {};
     const auto place = file.string() + ": chat_template";
     std::string_view text, name;
-    if (!value.get(text)) return ChatTemplate{place, std::string(text)};
+    if (!value.get(text)) return FoundTemplate{place, std::string(text)};
     simdjson::dom::array named;
     if (value.get(named)) throw Error(Exit::bad_input, place + " is neither a string nor a list");
     for (const auto one : named)
         if (!one["name"].get(name) && name == "default" && !one["template"].get(text))
-            return ChatTemplate{place + " \"default\"", std::string(text)};
+            return FoundTemplate{place + " \"default\"", std::string(text)};
     throw Error(Exit::bad_input, place + " is a list without a template named \"default\"");
 }
 
 /// The places in the order in which Hugging Face's libraries look.
-ChatTemplate find_template(const std::filesystem::path& directory) {
+FoundTemplate find_template(const std::filesystem::path& directory) {
     const auto file = directory / "chat_template.jinja";
     if (std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found)
-        return {file.string(), read_small_file(file, kLargestTemplate)};
+        return {file.string(), read_small_file(file, kLargestTemplate, {.downloaded = true})};
     for (const auto* name : {"chat_template.json", "tokenizer_config.json"})
         if (auto found = template_in(directory / name)) return std::move(*found);
     throw Error(Exit::bad_input,
@@ -76,7 +75,7 @@ ChatTemplate find_template(const std::filesystem::path& directory) {
                 "without --chat each prompt is taken as it is");
 }
 
-std::string digest_of(const ChatTemplate& found) {
+std::string digest_of(const FoundTemplate& found) {
     std::string_view text = found.text;
     if (!text.empty() && text.back() == '\n') text.remove_suffix(1);
     return hex(sha256(text));
@@ -91,10 +90,10 @@ bool is_space(char32_t c) {
 
 }  // namespace
 
-const KnownTemplate* known_template(std::string_view digest) {
-    const auto known = std::find_if(kKnownTemplates.begin(), kKnownTemplates.end(),
-                                    [&](const auto& t) { return t.sha256 == digest; });
-    return known == kKnownTemplates.end() ? nullptr : &*known;
+const ChatTemplate* chat_template_of(std::string_view digest) {
+    const auto known =
+        std::find_if(kTemplates.begin(), kTemplates.end(), [&](const auto& t) { return t.sha256 == digest; });
+    return known == kTemplates.end() ? nullptr : &*known;
 }
 
 std::string_view trim_as_chat(std::string_view text) {
@@ -115,15 +114,15 @@ std::string_view trim_as_chat(std::string_view text) {
     return {begin, static_cast<std::size_t>(end - begin)};
 }
 
-std::vector<std::int32_t> encode_known_chat(const Tokenizer& tokenizer, const KnownTemplate& known,
-                                            std::string_view user, bool thinking) {
+std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                                      std::string_view user, bool thinking) {
     std::string fault;
     if (const auto at = find_invalid_utf8(user, &fault); at != std::string_view::npos) {
         throw Error(Exit::bad_input,
                     "invalid UTF-8 (" + fault + ") at byte " + std::to_string(at) + " of the text");
     }
-    const auto text = known.trims ? trim_as_chat(user) : user;
-    if (known.wants_query && text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
+    const auto text = chat.trims ? trim_as_chat(user) : user;
+    if (chat.wants_query && text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
         throw Error(Exit::bad_input,
                     "the chat template takes no tool's response (<tool_response>...) for a user's message");
     std::vector<std::int32_t> ids;
@@ -145,7 +144,7 @@ std::vector<std::int32_t> encode_known_chat(const Tokenizer& tokenizer, const Kn
     plain("\n");
     control(kStart);
     plain("assistant\n");
-    if (known.ending == Ending::none || (known.ending == Ending::closed_only && thinking)) return ids;
+    if (chat.ending == ChatEnding::none || (chat.ending == ChatEnding::closed_only && thinking)) return ids;
     control(kThinkOpen);
     if (thinking) {
         plain("\n");
@@ -157,12 +156,10 @@ std::vector<std::int32_t> encode_known_chat(const Tokenizer& tokenizer, const Kn
     return ids;
 }
 
-std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::filesystem::path& directory,
-                                      std::string_view user, bool thinking) {
+const ChatTemplate& known_chat_template(const std::filesystem::path& directory) {
     const auto found = find_template(directory);
     const auto digest = digest_of(found);
-    if (const auto* known = known_template(digest))
-        return encode_known_chat(tokenizer, *known, user, thinking);
+    if (const auto* known = chat_template_of(digest)) return *known;
     throw Error(Exit::bad_input,
                 found.place + " is not one of the known chat templates (its SHA-256 begins with " +
                     digest.substr(0, 12) + ")",
@@ -173,7 +170,7 @@ std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const std::fil
 
 std::optional<std::int32_t> end_of_turn(const Tokenizer& tokenizer, const std::filesystem::path& directory) {
     try {
-        if (known_template(digest_of(find_template(directory)))) return tokenizer.id_of(kEnd);
+        if (chat_template_of(digest_of(find_template(directory)))) return tokenizer.id_of(kEnd);
     } catch (const Error&) {
         // A run without --chat needs no template, and one with it says what is wrong with it.
     }

@@ -137,8 +137,9 @@ public:
     TokenizerDefinition read() {
         simdjson::dom::parser parser;
         element document;
-        const auto text = read_small_file(file_, kLargestFile,
-                                          {.hint = "the folder of a checkpoint holds its tokenizer.json"});
+        const auto text = read_small_file(
+            file_, kLargestFile,
+            {.hint = "the folder of a checkpoint holds its tokenizer.json", .downloaded = true});
         if (const auto error = parser.parse(text).get(document)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
             refuse(file_, simdjson::error_message(error));
@@ -150,7 +151,10 @@ public:
                     "post_processor", "decoder", "model"},
                    file_);
         for (const auto* key : {"truncation", "padding"}) {
-            if (find(root, key)) refuse(file_, std::string("'") + key + "' is not implemented");
+            if (find(root, key))
+                definition_.notes.push_back(
+                    printable(file_) + ": '" + key +
+                    "' is not followed: a prompt is taken whole, and as long as it is");
         }
         if (const auto normalizer = find(root, "normalizer"))
             read_normalizer(*normalizer, file_ + ": normalizer");
@@ -242,16 +246,12 @@ private:
         require_flag(fields, "byte_fallback", false, false, where);
         require_flag(fields, "ignore_merges", false, false, where);
         read_vocabulary(object_at(require(fields, "vocab", where), where + ".vocab"), where + ".vocab");
-        // An unknown token, and fusing several of them, means something only where a byte has no token of its
-        // own.
-        if (find(fields, "unk_token")) {
-            for (int byte = 0; byte < 256; ++byte) {
-                if (definition_.merges.byte_id(static_cast<unsigned char>(byte)) < 0) {
-                    refuse(where, "'unk_token' with a vocabulary that has no token for byte " +
-                                      std::to_string(byte) + " is not implemented");
-                }
-            }
-        }
+        // Each byte that a text in UTF-8 can hold has a token: so an unknown token, and fusing several of
+        // them, mean nothing.
+        for (int byte = 0; byte < 0xF5; ++byte)
+            if (byte != 0xC0 && byte != 0xC1 &&
+                definition_.merges.byte_id(static_cast<unsigned char>(byte)) < 0)
+                refuse(where + ".vocab", "has no token for byte " + std::to_string(byte));
         read_merges(require(fields, "merges", where), where + ".merges");
     }
 

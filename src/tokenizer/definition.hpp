@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "added_tokens.hpp"
 #include "merges.hpp"
@@ -24,7 +25,8 @@ struct TokenizerDefinition {
     AddedTokens normalized;  ///< matched in the normalized text
     std::unordered_map<std::string, std::int32_t> added_ids;
     std::unordered_set<std::int32_t> special_ids;
-    std::string sha256;  ///< of the file's bytes
+    std::string sha256;              ///< of the file's bytes
+    std::vector<std::string> notes;  ///< keys that are not followed
 };
 
 /// Reads a tokenizer.json. Error(bad_input) names the file and the key.

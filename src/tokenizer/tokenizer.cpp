@@ -34,6 +34,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
 }
 
 const std::string& Tokenizer::sha256() const { return state_->sha256; }
+const std::vector<std::string>& Tokenizer::notes() const { return state_->notes; }
 
 Tokenizer::Tokenizer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;

@@ -6,7 +6,6 @@
 
 #include "refusal.hpp"
 #include "tokenizer.hpp"
-#include "tokenizer/chat.hpp"
 #include "tokenizer_file.hpp"
 
 using namespace ftmpi;
@@ -41,12 +40,12 @@ struct Model {
                      added_token(304, "<norm>", false, true);
     }
     Ids encode(const std::string& user, bool thinking = true) const {
-        return encode_chat(file.load(), directory.path(), user, thinking);
+        return encode_chat(file.load(), known_chat_template(directory.path()), user, thinking);
     }
     Ids encode_known(std::string_view sha256, const std::string& user, bool thinking = true) const {
-        const auto* known = known_template(sha256);
+        const auto* known = chat_template_of(sha256);
         BOOST_REQUIRE(known);
-        return encode_known_chat(file.load(), *known, user, thinking);
+        return encode_chat(file.load(), *known, user, thinking);
     }
     /// The ids of the whole prompt as one text.
     Ids whole(const std::string& text) const { return file.load().encode(text); }
@@ -75,7 +74,7 @@ BOOST_AUTO_TEST_CASE(known_templates_are_rendered) {
         BOOST_TEST((model.encode_known(kQwen3, user, thinking) ==
                     model.whole(turn_of(user) + (thinking ? "" : kClosed))));
     }
-    BOOST_TEST(!known_template(std::string(64, '0')));
+    BOOST_TEST(!chat_template_of(std::string(64, '0')));
     // What the templates themselves refuse: a user who is a tool.
     const std::string answer = " <tool_response>1</tool_response>\n";
     for (const auto known : {kQwen35, kQwen36})

@@ -66,13 +66,12 @@ BOOST_AUTO_TEST_CASE(files) {
     BOOST_TEST(load().find("not a regular file") != std::string::npos);
     std::filesystem::remove(file);
     std::filesystem::create_symlink("/dev/zero", chat);
-    const auto tokenizer = TokenizerFile().load();
     BOOST_TEST(refusal(Exit::bad_input, [&] {
-                   encode_chat(tokenizer, directory.path(), "a", true);
+                   known_chat_template(directory.path());
                }).find("not a regular file") != std::string::npos);
     std::filesystem::remove(chat);
     BOOST_TEST(refusal(Exit::bad_input, [&] {
-                   encode_chat(tokenizer, directory.path(), "a", true);
+                   known_chat_template(directory.path());
                }).find("does not exist") != std::string::npos);
 }
 
@@ -101,19 +100,45 @@ BOOST_AUTO_TEST_CASE(options_of_the_model) {
 }
 
 BOOST_AUTO_TEST_CASE(a_byte_without_a_token) {
-    TokenizerFile file;
-    file.vocabulary.clear();
-    file.add("a", 7), file.add("b", 9), file.add("ab", 11);
-    file.merges = R"("a b")";
-    const auto tokenizer = file.load();
-    BOOST_TEST(tokenizer.encode("abba") == (Ids{11, 9, 7}));
-    BOOST_TEST(tokenizer.end() == 304);
-    BOOST_TEST(!tokenizer.has(8));
-    BOOST_TEST(refusal(Exit::bad_input, [&] { tokenizer.encode("abc"); }).find("byte 99") !=
-               std::string::npos);
-    file.model_options += R"(, "unk_token": "a")";
-    file.model_options.replace(file.model_options.find(R"("unk_token": null, )"), 19, "");
-    check_refused(file, {"'unk_token'", "byte 0"});
+    // Those that no UTF-8 text holds may lack one.
+    const auto without = [](const std::vector<int>& bytes) {
+        TokenizerFile file;
+        for (const int byte : bytes) {
+            const auto member = quoted(symbol_of(byte)) + ": " + std::to_string(byte);
+            const auto at = file.vocabulary.find(member);
+            file.vocabulary.replace(
+                at, member.size(),
+                quoted("no such byte " + std::to_string(byte)) + ": " + std::to_string(byte));
+        }
+        return file;
+    };
+    BOOST_TEST((without({0xC0, 0xC1, 0xF5, 0xFF}).load().encode("abc") == (Ids{257})));
+    for (const int byte : {0, 0x7A, 0x80, 0xC2, 0xF4}) {
+        auto file = without({byte});
+        check_refused(file, {"model.vocab: has no token for byte " + std::to_string(byte)});
+        file.model_options.replace(file.model_options.find(R"("unk_token": null)"), 17,
+                                   R"("unk_token": "a")");
+        check_refused(file, {"model.vocab: has no token for byte " + std::to_string(byte)});
+    }
+}
+
+BOOST_AUTO_TEST_CASE(a_saved_length_is_not_followed) {
+    const std::string text = "abcabcabcabc";
+    const auto want = TokenizerFile().load().encode(text);
+    BOOST_TEST(TokenizerFile().load().notes().empty());
+    for (const std::string key : {"truncation", "padding"}) {
+        auto saved = TokenizerFile().text();
+        const auto member = "\"" + key + "\": ";
+        saved.replace(saved.find(member) + member.size(), 4,
+                      R"({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0})");
+        const TemporaryDirectory directory;
+        write_file(directory / "tokenizer.json", saved);
+        const auto tokenizer = Tokenizer::load(directory.path());
+        BOOST_TEST((tokenizer.encode(text) == want));
+        BOOST_REQUIRE(tokenizer.notes().size() == 1u);
+        BOOST_TEST(tokenizer.notes()[0].find("tokenizer.json: '" + key + "' is not followed") !=
+                   std::string::npos);
+    }
 }
 
 BOOST_AUTO_TEST_CASE(vocabularies) {
