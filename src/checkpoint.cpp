@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <new>
 #include <unordered_map>
@@ -185,13 +186,15 @@ struct Checkpoint::State {
     }
 
     void open_sharded(const std::filesystem::path& index_path) {
-        const auto text = read_small_file(index_path, kIndexLimit);
+        const auto text = read_small_file(index_path, kIndexLimit, {.downloaded = true});
         index_sha256 = hex(sha256(text));
         Index index(index_path, text);
         std::vector<std::string> missing;
         for (const auto& name : index.files()) {
             std::error_code error;
-            if (!std::filesystem::exists(directory / name, error)) missing.push_back(name);
+            if (std::filesystem::exists(directory / name, error)) continue;
+            if (std::filesystem::is_symlink(directory / name, error)) refuse_open(directory / name, ENOENT);
+            missing.push_back(name);
         }
         if (!missing.empty())
             throw Error(Exit::bad_input,
@@ -236,8 +239,7 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
     std::error_code error;
     const auto kind = std::filesystem::status(directory, error).type();
-    if (kind == std::filesystem::file_type::not_found)
-        throw Error(Exit::bad_input, directory.string() + " does not exist");
+    if (kind == std::filesystem::file_type::not_found) refuse_open(directory, ENOENT);
     if (kind != std::filesystem::file_type::directory)
         throw Error(Exit::bad_input,
                     directory.string() + " is not a directory" +

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../error.hpp"
+#include "../text/small_file.hpp"
 
 namespace ftmpi {
 namespace {
@@ -43,11 +44,7 @@ private:
     /// What a file that is no safetensors file looks like; most of them are downloads that went wrong.
     void refuse_foreign() const {
         const auto text = file_.text();
-        if (text.starts_with("version https://git-lfs"))
-            refuse("looks like a Git LFS pointer, not weights",
-                   "fetch the weights with `git lfs pull`, or download the file again");
-        if (text.starts_with("<!DOCTYPE") || text.starts_with("<!doctype") || text.starts_with("<html"))
-            refuse("is a web page, not weights", "download the file again");
+        refuse_placeholder(file_.path(), text);
         if (text.starts_with("GGUF")) refuse("is a GGUF file, not safetensors");
         if (text.starts_with("PK\x03\x04")) refuse("is a zip or PyTorch file, not safetensors");
     }

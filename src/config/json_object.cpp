@@ -41,8 +41,9 @@ void check_no_duplicates(const std::filesystem::path& path, const element& value
 }  // namespace
 
 JsonFile::JsonFile(const std::filesystem::path& path)
-    : path_(path), text_(read_small_file(
-                       path, kLimit, {.hint = "is this the whole folder of a Hugging Face checkpoint?"})) {
+    : path_(path), text_(read_small_file(path, kLimit,
+                                         {.hint = "is this the whole folder of a Hugging Face checkpoint?",
+                                          .downloaded = true})) {
     element root;
     if (bytes().substr(0, 3) == "\xef\xbb\xbf") refuse_file(path, "begins with a byte order mark");
     if (const auto error = parser_.parse(text_).get(root)) {

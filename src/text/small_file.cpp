@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -17,6 +18,19 @@ const char* kind_of(mode_t mode) {
 }
 
 }  // namespace
+
+void refuse_placeholder(const std::filesystem::path& path, std::string_view text) {
+    const auto refuse = [&](const char* what, const char* hint) {
+        throw Error(Exit::bad_input, path.string() + ": " + what + ", not the file itself", hint);
+    };
+    text = text.substr(0, 1024);
+    if (text.starts_with("version https://git-lfs"))
+        refuse("looks like a Git LFS pointer", "fetch it with `git lfs pull`, or download the file again");
+    std::string begin(text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()), 14));
+    for (char& c : begin) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (begin == "<!doctype html" || begin.starts_with("<html"))
+        refuse("is a web page", "download the file again");
+}
 
 void refuse_open(const std::filesystem::path& path, int error, const FileWords& words) {
     const auto name = words.name + path.string();
@@ -69,6 +83,7 @@ std::string read_small_file(const std::filesystem::path& path, std::uint64_t lim
     }
     if (size > 0 && have != size) throw Error(words.code, name + " changed its size while it was read");
     text.resize(have);
+    if (words.downloaded) refuse_placeholder(path, text);
     return text;
 }
 

@@ -6,17 +6,22 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "../error.hpp"
 
 namespace ftmpi {
 
 /// How the refusal of a file is worded: `name` stands before its path ("prompts file "), `hint` says what to
-/// do where it is absent.
+/// do where it is absent. Of files that are `downloaded` read_small_file() calls refuse_placeholder().
 struct FileWords {
     Exit code = Exit::bad_input;
     std::string name = {}, hint = {};
+    bool downloaded = false;
 };
+
+/// Refuses what a download that went wrong leaves in the place of a file: a Git LFS pointer, a web page.
+void refuse_placeholder(const std::filesystem::path& path, std::string_view text);
 
 /// A descriptor of a regular file for reading, closed at the end of the scope. Pipes, devices, sockets,
 /// directories and links that lead nowhere are refused by name: Error(words.code).
