@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
@@ -84,23 +85,42 @@ std::vector<LayerKind> read_layers(const JsonObject& text, const ModelType& type
     return layers;
 }
 
+void require_plain(const JsonObject& rope) {
+    for (const auto key : {"rope_type", "type"})
+        if (const auto type = rope.optional_text(key); type && *type != "default")
+            rope.refuse(key,
+                        "is \"" + *type + "\"; only the plain rotary embedding (\"default\") is computed",
+                        "leave out the scaling and stay within the model's own context");
+}
+
+/// A rotary embedding described beside text_config instead of in it must be the one that is computed.
+void check_outer_rope(const JsonObject& root, const ModelConfig& config) {
+    const auto check = [&](const JsonObject& object) {
+        if (const auto theta = object.optional_number("rope_theta"); theta && *theta != config.rope_theta)
+            object.refuse("rope_theta", "and that of text_config contradict each other");
+        const std::string_view key = "partial_rotary_factor";
+        if (const auto factor = object.optional_number(key);
+            factor && *factor * config.head_dim != config.rotary_dim)
+            object.refuse(key, "and that of text_config contradict each other");
+    };
+    check(root);
+    for (const auto key : {"rope_parameters", "rope_scaling"})
+        if (const auto rope = root.optional_object(key)) {
+            require_plain(*rope);
+            check(*rope);
+        }
+}
+
 void read_rope(const JsonObject& text, const ModelType& type, ModelConfig& config) {
     const auto rope = text.optional_object("rope_parameters")
                           .value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
     const bool nested = text.has("rope_parameters");
     const auto scaling = text.optional_object("rope_scaling");
-    const auto check_type = [](const JsonObject& object) {
-        for (const auto key : {"rope_type", "type"})
-            if (const auto form = object.optional_text(key); form && *form != "default")
-                object.refuse(
-                    key, "is \"" + *form + "\"; only the plain rotary embedding (\"default\") is computed",
-                    "leave out the scaling and stay within the model's own context");
-    };
     const auto in_rope = [&](std::string_view key) {
         return nested ? rope.optional_number(key) : std::nullopt;
     };
-    if (nested) check_type(rope);
-    if (scaling) check_type(*scaling);
+    if (nested) require_plain(rope);
+    if (scaling) require_plain(*scaling);
 
     const auto theta = agreeing(text, "rope_theta", text.optional_number("rope_theta"), rope, "rope_theta",
                                 in_rope("rope_theta"));
@@ -200,25 +220,79 @@ bool read_tied(const JsonObject& root, const JsonObject& text) {
     return *tied;
 }
 
-/// eos_token_id of one object: an id or a list of ids; empty when the key is absent.
-std::vector<std::int32_t> read_stop_ids(const JsonObject& object, std::int64_t vocab) {
-    std::vector<std::int32_t> ids;
-    std::unordered_set<std::int64_t> known;
-    const std::string_view key = "eos_token_id";
-    const auto value = object.member(key);
-    if (!value) return ids;
-    const auto add = [&](const simdjson::dom::element& id) {
-        std::int64_t n = 0;
-        if (!id.is_int64() || id.get(n) || n < 0 || n >= vocab)
-            object.refuse(key, "holds something that is not an id below vocab_size " + std::to_string(vocab));
-        if (known.insert(n).second) ids.push_back(static_cast<std::int32_t>(n));
+/// Collects what each file names as an end token: all of them end a text.
+class StopIds {
+public:
+    explicit StopIds(ModelConfig& config) : config_(config) {}
+
+    /// eos_token_id of one object: an id or a list of ids.
+    void add(const JsonObject& object, std::string_view place) {
+        const std::string_view key = "eos_token_id";
+        const auto value = object.member(key);
+        if (!value) return;
+        const auto add_id = [&](const simdjson::dom::element& id) {
+            std::int64_t n = 0;
+            if (!id.is_int64() || id.get(n) || n < 0 || n >= config_.vocab)
+                object.refuse(key, "holds something that is not an id below vocab_size " +
+                                       std::to_string(config_.vocab));
+            if (!known_.insert(n).second) return;
+            config_.stop_ids.push_back(static_cast<std::int32_t>(n));
+            config_.stop_places.push_back(place);
+        };
+        simdjson::dom::array list;
+        if (value->get(list)) return add_id(*value);
+        if (list.size() == 0) object.refuse(key, "is an empty list");
+        for (const simdjson::dom::element id : list) add_id(id);
+    }
+
+private:
+    ModelConfig& config_;
+    std::unordered_set<std::int64_t> known_;
+};
+
+/// eos_token of tokenizer_config.json: a text, or an object with its content.
+std::string read_stop_token(const JsonObject& tokenizer) {
+    const auto value = tokenizer.member("eos_token");
+    if (value && value->is_object())
+        return tokenizer.as_object("eos_token", *value).optional_text("content").value_or("");
+    return tokenizer.optional_text("eos_token").value_or("");
+}
+
+/// The options of a run that samples as generation_config.json asks.
+std::string read_sampling(const JsonObject& generation) {
+    if (!generation.optional_flag("do_sample").value_or(false)) return {};
+    const auto option = [&](const char* name, std::string_view key) {
+        const auto value = generation.optional_number(key);
+        char text[64];
+        if (value) std::snprintf(text, sizeof text, " --%s %.6g", name, *value);
+        return value ? std::string(text) : std::string();
     };
-    simdjson::dom::array list;
-    if (value->get(list)) add(*value);
-    else
-        for (const simdjson::dom::element id : list) add(id);
-    if (ids.empty()) object.refuse(key, "is an empty list");
-    return ids;
+    const auto temperature = option("temperature", "temperature");
+    return (temperature.empty() ? "--temperature 1" : temperature.substr(1)) + option("top-k", "top_k") +
+           option("top-p", "top_p");
+}
+
+bool is_there(const std::filesystem::path& file) {
+    return std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found;
+}
+
+/// What the files beside config.json say of generating: end tokens and sampling.
+void read_generation(const std::filesystem::path& directory, const JsonObject& root, const JsonObject& text,
+                     ModelConfig& config) {
+    StopIds stops(config);
+    if (const auto path = directory / "generation_config.json"; is_there(path)) {
+        const JsonFile file(path);
+        stops.add(file.root(), "generation_config.json");
+        config.sampling = read_sampling(file.root());
+    }
+    stops.add(text, "config.json");
+    stops.add(root, "config.json");
+    if (const auto path = directory / "tokenizer_config.json"; is_there(path))
+        config.stop_token = read_stop_token(JsonFile(path).root());
+    if (config.stop_ids.empty() && config.stop_token.empty())
+        text.refuse("eos_token_id",
+                    "is missing, in generation_config.json too, and tokenizer_config.json "
+                    "names no eos_token");
 }
 
 void merge(ModelConfig& config, Quantization&& q) {
@@ -252,7 +326,7 @@ void read_quantization(const std::filesystem::path& directory, const JsonObject&
         merge(config, std::move(q));
     }
     const auto path = directory / "hf_quant_config.json";
-    if (std::filesystem::symlink_status(path).type() == std::filesystem::file_type::not_found) return;
+    if (!is_there(path)) return;
     const JsonFile file(path);
     auto q = read_hf_quant_config(file.root());
     if (!algorithm.empty() && algorithm != q.algorithm)
@@ -279,15 +353,10 @@ ModelConfig load_config(const std::filesystem::path& directory) {
     check_variants(text, type);
     read_geometry(text, type, config);
     read_rope(text, type, config);
+    if (!flat) check_outer_rope(root, config);
     config.tied_embeddings = read_tied(root, text);
 
-    const auto generation = directory / "generation_config.json";
-    if (std::filesystem::symlink_status(generation).type() != std::filesystem::file_type::not_found)
-        config.stop_ids = read_stop_ids(JsonFile(generation).root(), config.vocab);
-    if (config.stop_ids.empty()) config.stop_ids = read_stop_ids(text, config.vocab);
-    if (config.stop_ids.empty()) config.stop_ids = read_stop_ids(root, config.vocab);
-    if (config.stop_ids.empty()) text.refuse("eos_token_id", "is missing, in generation_config.json too");
-
+    read_generation(directory, root, text, config);
     read_quantization(directory, root, flat ? nullptr : &text, config);
     config.quantization = printable(config.quantization);
     for (auto& warning : config.warnings) warning = printable(warning);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ftmpi {
@@ -26,8 +27,11 @@ struct ModelConfig {
                  shared_width = 0;  ///< moe_intermediate_size, shared_expert_intermediate_size (0: none)
     float eps = 0;                  ///< rms_norm_eps
     bool tied_embeddings = false;
-    std::int64_t max_positions = 0;      ///< max_position_embeddings
-    std::vector<std::int32_t> stop_ids;  ///< every eos id of generation_config.json, else of config.json
+    std::int64_t max_positions = 0;             ///< max_position_embeddings
+    std::vector<std::int32_t> stop_ids;         ///< every eos id of generation_config.json and config.json
+    std::vector<std::string_view> stop_places;  ///< of each of them, the file that names it first
+    std::string stop_token;  ///< eos_token of tokenizer_config.json, empty where it names none
+    std::string sampling;    ///< options that sample as generation_config.json asks, empty where it does not
     std::string
         quantization;    ///< one line for the screen: method, algorithm, producer; empty when unquantized
     std::string sha256;  ///< of config.json's bytes
@@ -43,8 +47,9 @@ struct ModelConfig {
     std::int64_t value_channels() const { return std::int64_t{value_heads} * value_dim; }
 };
 
-/// Reads and checks config.json (and generation_config.json, quantization_config, hf_quant_config.json where
-/// present). Throws Error(Exit::bad_input) naming the file and the key.
+/// Reads and checks config.json (and generation_config.json, tokenizer_config.json's eos_token,
+/// quantization_config, hf_quant_config.json where present). Throws Error(Exit::bad_input) naming the file
+/// and the key.
 ModelConfig load_config(const std::filesystem::path& directory);
 
 }  // namespace ftmpi

@@ -12,6 +12,7 @@
 
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "engine/open.hpp"
 #include "error.hpp"
 
 namespace ftmpi {
@@ -184,7 +185,7 @@ void describe_config(const Checkpoint& checkpoint, Report& report) {
 }
 
 Report examine(const std::filesystem::path& directory) {
-    const auto checkpoint = Checkpoint::open(directory);
+    const auto checkpoint = open_checkpoint(directory);
     Report report;
     report.directory = directory;
     report.files = checkpoint.files();

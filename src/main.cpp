@@ -17,6 +17,7 @@
 #include "checkpoint.hpp"
 #include "config.hpp"
 #include "engine/limits.hpp"
+#include "engine/open.hpp"
 #include "engine/record.hpp"
 #include "inspect.hpp"
 #include "options.hpp"
@@ -59,7 +60,7 @@ int local_command(const Options& options) {
         case Command::recover: return recover_command(options);
         case Command::inspect: return inspect_command(options);
         case Command::plan: {
-            const Checkpoint checkpoint = Checkpoint::open(options.model);
+            const Checkpoint checkpoint = open_checkpoint(options.model);
             const Inventory inventory(checkpoint, load_config(options.model));
             return plan_command(options, inventory.sizes());
         }

@@ -207,7 +207,10 @@ void apply(const Given& given, unsigned command_bit, Options& options) {
     if (!(row.where & command_bit) && !unused_in(command_bit, given))
         refuse(name + " does not belong to `" + commands_of(command_bit) + "`",
                "it belongs to: " + commands_of(row.where));
-    if (given.value.empty()) refuse(name + (row.name == "prompt" ? ": empty prompt" : ": empty value"));
+    if (given.value.empty() && row.name == "prompt")
+        refuse(name + (given.where.empty() ? " " + std::to_string(options.prompts.size() + 1) : "") +
+               ": empty prompt");
+    if (given.value.empty()) refuse(name + ": empty value");
     try {
         row.set(options, given.value);
     } catch (const values::Refused& refused) {
@@ -342,6 +345,7 @@ Options parse_options(int argc, const char* const* argv) {
                 given.end());
     if (holds(given, "shares") && !holds(given, "policy")) options.policy = Policy::shares;
     options.max_tokens_asked = holds(given, "max-tokens");
+    options.temperature_asked = holds(given, "temperature");
     options.files = line.positional;
     check_positional(options, line);
     check_together(options, given);

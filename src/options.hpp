@@ -36,6 +36,7 @@ struct Options {
     bool save_logits = false;
     std::filesystem::path output;       ///< --output FILE.h5; empty: chosen by `run` and printed
     double temperature = 0, top_p = 1;  ///< temperature 0 is greedy
+    bool temperature_asked = false;     ///< given, not the default
     std::int64_t top_k = 0;             ///< 0 = all
     std::uint64_t seed = 0;
     int batch = 1;

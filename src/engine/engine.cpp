@@ -11,6 +11,7 @@
 #include "../../mpi/transport/choice.hpp"
 #include "../generate.hpp"
 #include "../shard/request.hpp"
+#include "open.hpp"
 
 namespace ftmpi {
 namespace {
@@ -90,14 +91,16 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
                             "--shares names " + counted(options.shares.size(), "share") + " for " +
                                 counted(static_cast<std::uint64_t>(session.size()), "rank"),
                             "give one share a rank");
-            checkpoint_.emplace(Checkpoint::open(options.model));
+            checkpoint_.emplace(open_checkpoint(options.model));
             config_ = load_config(options.model);
             tokenizer_.emplace(Tokenizer::load(options.model));
             require_vocabulary(*tokenizer_, config_.vocab);
-            for (auto id : config_.stop_ids)
-                if (!tokenizer_->has(id))
-                    config_.warnings.push_back("stop id " + std::to_string(id) +
-                                               " is no token of tokenizer.json: nothing stops on it");
+            add_stop_tokens(config_, *tokenizer_, options.model);
+            config_.warnings.insert(config_.warnings.end(), tokenizer_->notes().begin(),
+                                    tokenizer_->notes().end());
+            if (options.command == Command::run && !options.temperature_asked && !config_.sampling.empty())
+                config_.warnings.push_back("generation_config.json asks for sampling (" + config_.sampling +
+                                           "); without --temperature the likeliest token is taken");
             inventory_.emplace(*checkpoint_, config_);
             embedding_ = inventory_->embedding().codes->data;
             weights_sha256_ = weights_fingerprint(*checkpoint_);

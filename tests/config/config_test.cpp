@@ -317,6 +317,25 @@ BOOST_FIXTURE_TEST_CASE(rotary_embedding_has_no_default, Folder) {
             edited(outer, "\"head_dim\":16", "\"head_dim\":16,\"rope_scaling\":{\"type\":\"" + type + "\"}"),
             {"rope_scaling.type is \"" + type});
     }
+    // Beside text_config the same holds.
+    const auto at_top = [&](const std::string& member) {
+        return edited(outer, "{\"model_type\"", "{" + member + ",\"model_type\"");
+    };
+    for (const std::string key : {"rope_scaling", "rope_parameters"}) {
+        const auto with = [&](const std::string& members) {
+            return at_top("\"" + key + "\":{" + members + "}");
+        };
+        for (const std::string type : {"type", "rope_type"})
+            expect_refused(with("\"" + type + "\":\"yarn\",\"factor\":4.0"),
+                           {key + "." + type + " is \"yarn"});
+        expect_refused(with("\"rope_theta\":10000"), {key + ".rope_theta", "contradict each other"});
+        expect_refused(with("\"partial_rotary_factor\":0.5"),
+                       {key + ".partial_rotary_factor", "contradict each other"});
+        BOOST_TEST(load(with("\"rope_type\":\"default\",\"rope_theta\":1e7,\"partial_rotary_factor\":0.25"))
+                       .rotary_dim == 4);
+    }
+    expect_refused(at_top("\"rope_theta\":10000"), {"rope_theta", "contradict each other"});
+    BOOST_TEST(load(at_top("\"rope_scaling\":null,\"rope_theta\":10000000")).rope_theta == 1e7);
     const std::string factor = "\"partial_rotary_factor\":0.25,";
     const auto only_nested = edited(outer, factor, "");
     BOOST_TEST(load(only_nested).rotary_dim == 4);
@@ -347,20 +366,58 @@ BOOST_FIXTURE_TEST_CASE(tied_embeddings_are_said_in_one_place_or_two, Folder) {
     expect_refused(neither, {"tie_word_embeddings is missing"});
 }
 
-BOOST_FIXTURE_TEST_CASE(stop_ids_come_from_generation_config_first, Folder) {
-    write_file(directory / "generation_config.json", R"({"eos_token_id":[261,263,261],"temperature":1.0})");
-    BOOST_TEST(load(outer).stop_ids == (Ids{261, 263}), boost::test_tools::per_element());
-    write_file(directory / "generation_config.json", R"({"eos_token_id":262})");
-    BOOST_TEST(load(outer).stop_ids == Ids{262}, boost::test_tools::per_element());
-    write_file(directory / "generation_config.json", "{}");
-    BOOST_TEST(load(outer).stop_ids == Ids{263}, boost::test_tools::per_element());
-    const auto at_root = edited(edited(outer, "\"eos_token_id\":263,", ""), "{\"model_type\"",
-                                "{\"eos_token_id\":[260],\"model_type\"");
-    BOOST_TEST(load(at_root).stop_ids == Ids{260}, boost::test_tools::per_element());
+BOOST_FIXTURE_TEST_CASE(every_file_may_name_stop_ids, Folder) {
+    const auto generation = directory / "generation_config.json",
+               tokenizer = directory / "tokenizer_config.json";
+    const auto stops = [&](const std::string& config, const Ids& ids, const std::string& places) {
+        const auto c = load(config);
+        BOOST_TEST(c.stop_ids == ids, boost::test_tools::per_element());
+        std::string initials;  // of the files
+        for (const auto place : c.stop_places) initials += place[0];
+        BOOST_TEST(initials == places);
+    };
+    write_file(generation, R"({"eos_token_id":[261,263,261],"temperature":1.0})");
+    stops(outer, {261, 263}, "gg");
+    write_file(generation, R"({"eos_token_id":262})");
+    stops(outer, {262, 263}, "gc");
+    write_file(generation, "{}");
+    stops(outer, {263}, "c");
+    const auto nowhere = edited(outer, "\"eos_token_id\":263,", "");
+    const auto at_root = edited(nowhere, "{\"model_type\"", "{\"eos_token_id\":[260,263],\"model_type\"");
+    stops(at_root, {260, 263}, "cc");
     for (const std::string bad : {R"({"eos_token_id":999})", R"({"eos_token_id":"263"})",
                                   R"({"eos_token_id":[263.0]})", R"({"eos_token_id":)"}) {
-        write_file(directory / "generation_config.json", bad);
+        write_file(generation, bad);
         expect_refused(outer, {"generation_config.json"});
+    }
+    fs::remove(generation);
+
+    // The tokenizer knows the id of this one.
+    for (const std::string eos : {R"("<|im_end|>")", R"({"content":"<|im_end|>","special":true})"}) {
+        write_file(tokenizer, "{\"eos_token\":" + eos + "}");
+        BOOST_TEST(load(nowhere).stop_token == "<|im_end|>");
+        BOOST_TEST(load(outer).stop_token == "<|im_end|>");
+        stops(outer, {263}, "c");
+    }
+    for (const std::string none : {"{}", R"({"eos_token":null})"}) {
+        write_file(tokenizer, none);
+        BOOST_TEST(load(outer).stop_token.empty());
+        expect_refused(nowhere, {"eos_token_id is missing", "tokenizer_config.json names no eos_token"});
+    }
+    write_file(tokenizer, R"({"eos_token":3})");
+    expect_refused(outer, {"tokenizer_config.json", "eos_token is not a string"});
+}
+
+BOOST_FIXTURE_TEST_CASE(sampling_that_the_model_asks_for, Folder) {
+    const std::pair<const char*, const char*> cases[] = {
+        {R"({"do_sample":true,"temperature":0.6,"top_k":20,"top_p":0.95})",
+         "--temperature 0.6 --top-k 20 --top-p 0.95"},
+        {R"({"do_sample":true})", "--temperature 1"},
+        {R"({"do_sample":false,"temperature":0.6})", ""},
+        {R"({"temperature":0.6})", ""}};
+    for (const auto& [text, options] : cases) {
+        write_file(directory / "generation_config.json", text);
+        BOOST_TEST(load(outer).sampling == options);
     }
 }
 

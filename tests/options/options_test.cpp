@@ -389,7 +389,9 @@ BOOST_AUTO_TEST_CASE(unknown_repeated_and_misplaced_options_are_refused) {
         TEST_HOLDS(usage({std::string(name) + "="}), name);
         TEST_HOLDS(usage({name}), name);
     }
-    TEST_HOLDS(usage({"--model", "m", "--prompt", ""}), "--prompt: empty prompt");
+    TEST_HOLDS(usage({"--model", "m", "--prompt", ""}), "--prompt 1: empty prompt");
+    TEST_HOLDS(usage({"--model", "m", "--prompt", "a", "--prompt", "", "--prompt", "b"}),
+               "--prompt 2: empty prompt");
     TEST_HOLDS(usage_run({"--output", "--overwrite"}), "--output: value missing before --overwrite");
     TEST_HOLDS(usage_run({"--output", "--batch=3"}), "--output: value missing");
     BOOST_TEST(parse({"--model", "m", "--prompt=--overwrite"}).prompts[0] == "--overwrite");

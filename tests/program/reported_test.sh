@@ -49,6 +49,89 @@ sed -i 's/"id": *2028,/"id": 999999,/' broken/tokenizer.json
 refused 3
 says "999999"
 
+# --- a Git LFS pointer, a web page, a link that leads nowhere in the place of any file ------------------------------------
+for file in config.json generation_config.json hf_quant_config.json tokenizer.json tokenizer_config.json chat_template.jinja \
+    model.safetensors.index.json $first; do
+    copy
+    printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 123\n' 0 >broken/$file
+    expect_code 3 "$ftmpi" --model broken --chat --prompt "And" --output broken.h5
+    says "$file: looks like a Git LFS pointer"
+    printf '\n<!DOCTYPE html>\n<html>' >broken/$file
+    expect_code 3 "$ftmpi" --model broken --chat --prompt "And" --output broken.h5
+    says "$file: is a web page"
+    rm broken/$file
+    ln -s ../blobs/none broken/$file
+    expect_code 3 "$ftmpi" --model broken --chat --prompt "And" --output broken.h5
+    says "$file is a symbolic link to ../blobs/none, which does not exist"
+done
+rm -rf broken
+ln -s nowhere broken
+refused 3
+says "broken is a symbolic link to nowhere, which does not exist"
+
+# --- an unknown family without its weights: the family is said first, before anyone downloads them ------------------
+copy
+rm broken/*.safetensors
+sed -i '0,/"qwen3_5_moe"/s//"other_moe"/' broken/config.json
+refused 3
+says 'model_type is "other_moe"'
+expect_code 3 "$ftmpi" inspect broken
+says 'model_type is "other_moe"'
+expect_code 3 "$ftmpi" plan --model broken --hardware 24GiB@1008
+says 'model_type is "other_moe"'
+sed -i '0,/"other_moe"/s//"qwen3_5_moe"/' broken/config.json
+refused 3
+says "incomplete download"
+
+# --- scaled rotary embeddings beside text_config are refused as those in it are -----------------------------------------
+copy
+sed -i '0,/"dtype": "bfloat16",/s//"rope_scaling": {"rope_type": "yarn", "factor": 4.0},/' broken/config.json
+refused 3
+says 'rope_scaling.rope_type is "yarn"'
+
+# --- every file that names an end token counts, and a note says which were taken --------------------------------------------
+chat=(--model broken --chat --prompt "What is the capital of France?" --output stop.h5 --overwrite)
+expect_code 0 "$ftmpi" --model "$model" "${chat[@]:2}"
+cp out stop.txt
+same "$(grep -c 'a text ends at' err)" 0 "notes where generation_config.json names all"
+copy
+rm broken/generation_config.json
+expect_code 0 "$ftmpi" "${chat[@]}"
+same "$(cat out)" "$(cat stop.txt)" "text that stops where tokenizer_config.json says"
+says_once "note: a text ends at <|endoftext|> (1996, config.json), <|im_end|> (1998, tokenizer_config.json)"
+sed -i 's/"eos_token": "<|im_end|>"/"eos_token": "<|endoftext|>"/' broken/tokenizer_config.json
+expect_code 0 "$ftmpi" "${chat[@]}"
+same "$(cat out)" "$(cat stop.txt)" "text that stops where the chat template ends a turn"
+says_once "note: a text ends at <|endoftext|> (1996, config.json), <|im_end|> (1998, the chat template)"
+sed -i 's/"eos_token_id"/"no_token_id"/; s/"eos_token"/"no_token"/' broken/config.json broken/tokenizer_config.json
+expect_code 3 "$ftmpi" "${chat[@]}"
+says "eos_token_id is missing"
+sed -i 's/"no_token"/"eos_token"/; s/"eos_token": "<|endoftext|>"/"eos_token": "<none>"/; s/"chat_template"/"no_template"/' broken/tokenizer_config.json
+rm broken/chat_template.jinja stop.h5
+expect_code 3 "$ftmpi" --model broken --prompt And --output stop.h5
+says "names no token that ends a text"
+
+# --- sampling that generation_config.json asks for: a note, unless a temperature is given ---------------------------------
+asked="note: generation_config.json asks for sampling (--temperature 1 --top-k 20 --top-p 0.95)"
+expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompt And --output greedy.h5 --max-tokens 2
+says_once "$asked"
+for given in 0 1; do
+    expect_code 0 "$ftmpi" --model "$model" --prompt And --output sampled$given.h5 --max-tokens 2 --temperature $given
+    same "$(grep -c 'asks for sampling' err)" 0 "notes on sampling with --temperature $given"
+done
+
+# --- a length saved in tokenizer.json is not followed ---------------------------------------------------------------------
+copy
+sed -i '0,/"truncation": *null/s//"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}/' broken/tokenizer.json
+expect_code 0 "$ftmpi" --model broken --prompt "The capital of France is" --output whole.h5 --max-tokens 8
+says "tokenizer.json: 'truncation' is not followed"
+expect_code 0 "$ftmpi" --model "$model" --prompt "The capital of France is" --output saved.h5 --max-tokens 8
+expect_code 0 "$ftmpi" verify saved.h5 whole.h5
+
+# --- an empty prompt among others: its number -----------------------------------------------------------------------------
+expect_code 2 "$ftmpi" --model "$model" --prompt a --prompt "" --prompt b --output empty.h5
+says "prompt 2: empty prompt"
+
 # --- weights of another save beside the index, a broken file in the folder above --------------------------------
 expect_code 0 "$ftmpi" --model "$model" --prompt "The capital of France is" --output want.h5 --max-tokens 8
 cp out want.txt
