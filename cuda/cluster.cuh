@@ -92,7 +92,7 @@ inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned 
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
-    config.dynamicSmemBytes = whole_pieces(shared_bytes);
+    config.dynamicSmemBytes = whole_words128(shared_bytes);
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 1;
@@ -106,7 +106,7 @@ bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, 
     int device = 0, clusters = 0;
     FTMPI_CUDA(cudaGetDevice(&device));
     FTMPI_CUDA(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
-    if (clusters == 0 || !can_start_early(reinterpret_cast<const void*>(kernel))) return false;
+    if (clusters == 0 || !has_pdl(reinterpret_cast<const void*>(kernel))) return false;
     cudaLaunchAttribute attribute{};
     const cudaLaunchConfig_t config =
         in_clusters(&attribute, blocks, dim3(blocks), block, shared_bytes, nullptr);
@@ -118,7 +118,7 @@ bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, 
     return fit > 0;
 }
 
-/// As launch_when(), in clusters of `blocks` neighbours in x, at most 8.
+/// As launch_pdl_if(), in clusters of `blocks` neighbours in x, at most 8.
 template <class... Parameters, class... Arguments>
 void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned blocks, dim3 grid,
                      dim3 block, std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {

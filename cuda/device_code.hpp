@@ -15,23 +15,23 @@ namespace ftmpi::cuda {
 /// Dynamic shared memory is asked for in whole pieces of 16 bytes: ptxas joins scalar loads that may turn out
 /// not to be wanted, as in the remainder of an unrolled loop, into one aligned load of up to 16 bytes, and
 /// that must not go beyond what the block has.
-constexpr std::size_t whole_pieces(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
+constexpr std::size_t whole_words128(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
 
-/// launch() or launch_early().
+/// launch() or launch_pdl().
 template <class... Parameters, class... Arguments>
-void launch_when(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                 std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+void launch_pdl_if(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                   std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
-    config.dynamicSmemBytes = whole_pieces(shared_bytes);
+    config.dynamicSmemBytes = whole_words128(shared_bytes);
     config.stream = stream;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = early && can_start_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+    config.numAttrs = early && has_pdl(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx",
           __FILE__, what);
 }
@@ -40,35 +40,36 @@ void launch_when(bool early, const char* what, void (*kernel)(Parameters...), di
 template <class... Parameters, class... Arguments>
 void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
             cudaStream_t stream, Arguments... arguments) {
-    launch_when(false, what, kernel, grid, block, shared_bytes, stream, arguments...);
+    launch_pdl_if(false, what, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
-/// The same for a kernel that calls await_previous(): where the card can, its blocks start as soon as the
-/// blocks of the kernel before have called start_next() or are done and leave room, so that a kernel's start
-/// and its first weights hide behind the end of the one before.
+/// The same for a kernel that calls wait_for_prerequisites(): where the card can, its blocks start as soon as
+/// the blocks of the kernel before have called trigger_dependents() or are done and leave room, so that a
+/// kernel's start and its first weights hide behind the end of the one before.
 template <class... Parameters, class... Arguments>
-void launch_early(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                  std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
-    launch_when(true, what, kernel, grid, block, shared_bytes, stream, arguments...);
+void launch_pdl(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+    launch_pdl_if(true, what, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
-// In kernels of launch_early(). Before await_previous() a kernel may only read what no kernel of the same
-// step has written: weights, Row::slot and Row::position, the states and the cache of earlier tokens; and,
-// with __ldcg(), the experts' ids, which every kernel that writes them publishes before the next one can
+// In kernels of launch_pdl(). Before wait_for_prerequisites() a kernel may only read what no kernel of the
+// same step has written: weights, Row::slot and Row::position, the states and the cache of earlier tokens;
+// and, with __ldcg(), the experts' ids, which every kernel that writes them publishes before the next one can
 // start. It must write nothing. Every block that does anything calls it, also when it needs nothing of the
 // kernel before: the kernels behind rely on it.
-__device__ __forceinline__ void start_next() {
+__device__ __forceinline__ void trigger_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/// start_next() of a warp, whose writes the next kernel finds in the second-level cache when it starts.
-__device__ __forceinline__ void publish_to_next() {
+/// trigger_dependents() of a warp, whose writes the next kernel finds in the second-level cache when it
+/// starts.
+__device__ __forceinline__ void publish_to_dependents() {
     __threadfence();
     __syncwarp();
-    start_next();
+    trigger_dependents();
 }
-__device__ __forceinline__ void await_previous() {
+__device__ __forceinline__ void wait_for_prerequisites() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -78,7 +79,7 @@ __device__ __forceinline__ void await_previous() {
 template <class... Parameters> void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
     FTMPI_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(whole_pieces(bytes))));
+                                    static_cast<int>(whole_words128(bytes))));
 }
 
 /// The dynamic shared memory of the block, 16-byte aligned.

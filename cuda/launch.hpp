@@ -103,6 +103,10 @@ void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* toke
 /// n.sum may be n.from.
 void norm(const Norm& n, std::int64_t rows, cudaStream_t stream);
 void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream);
+/// The same unless experts_up's kernel can do it (`can_fuse`: it will be launched): then true, and nothing
+/// done.
+bool route_if_apart(const float* logits, std::int64_t rows, int experts, const Routes& routes, bool can_fuse,
+                    cudaStream_t stream);
 void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream);
 
 std::size_t argmax_scratch(std::int64_t rows);

@@ -1,4 +1,5 @@
-// What the mixers' kernels share: sums in the one order by the lanes of a warp, and the division of a
+// What the mixers' kernels share: sums in the order of num::ordered_sum by the
+// lanes of a warp, and the division of a
 // launcher's scratch.
 #pragma once
 
@@ -15,7 +16,7 @@ namespace ftmpi::cuda {
 constexpr int kSpread = 36;
 
 /// Place of element i when chunks are `pitch` floats apart.
-__device__ __forceinline__ int place(int i, int pitch) {
+__device__ __forceinline__ int padded_index(int i, int pitch) {
     return i + (pitch - num::kChunk) * (i / num::kChunk);
 }
 

@@ -1,9 +1,11 @@
 // Lookup, norms, routing and the choice of a token.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
 #include "device_code.hpp"
 #include "experts/route.cuh"
-#include "launch.hpp"
+#include "kernels.hpp"
 
 namespace ftmpi::cuda {
 namespace {
@@ -13,13 +15,13 @@ constexpr int kThreads = 256;
 /// One block a row; the table lies in the matrix layout.
 __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     const std::uint8_t* codes = table.codes + rows[blockIdx.x].token * table.code_pitch;
-    constexpr int kPieces = pieces_of(Format::bf16), kCodes = kPiece / 2;  // a piece holds 8 codes
+    constexpr int kPieces = words128_of(Format::bf16), kCodes = kWord128 / 2;  // a piece holds 8 codes
     for (int k = static_cast<int>(threadIdx.x); k < table.cols; k += static_cast<int>(blockDim.x)) {
         const int chunk = k / num::kChunk, set = chunk / 32 * 32,
                   n = table.chunks - set < 32 ? table.chunks - set : 32;
         const int piece = k % num::kChunk / kCodes, at = set * kPieces + piece * n + (chunk - set);
         x[std::int64_t{blockIdx.x} * table.cols + k] =
-            num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kPiece)[k % kCodes]);
+            num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kWord128)[k % kCodes]);
     }
 }
 
@@ -275,8 +277,8 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     logits += row * stride;
     found += row * kArgmaxBlocks;
     Found f{0, 1};
-    start_next();
-    await_previous();
+    trigger_dependents();
+    wait_for_prerequisites();
     for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < ids;
          i += std::int64_t{kArgmaxBlocks} * kThreads) {
         const float x = logits[i];
@@ -307,16 +309,7 @@ __global__ void argmax_rows(const float* logits, std::int64_t stride, std::int64
     }
 }
 
-bool aligned(std::initializer_list<const void*> addresses) {
-    std::uintptr_t all = 0;
-    for (const void* p : addresses) all |= reinterpret_cast<std::uintptr_t>(p);
-    return all % 16 == 0;
-}
-
-/// False when the width or an address does not suit the fast form.
-bool norm_fast(const Norm& n, std::int64_t rows, cudaStream_t stream) {
-    if (n.width % 4 || n.width > 8192 || n.width == 0 || !aligned({n.from, n.plus, n.sum, n.weight, n.out}))
-        return false;
+void norm_fixed(const Norm& n, std::int64_t rows, cudaStream_t stream) {
     const std::int64_t chunks = (n.width + num::kChunk - 1) / num::kChunk, quads = chunks * (num::kChunk / 4);
     const auto bytes =
         static_cast<std::size_t>(chunks * (num::kChunk + 4) + (chunks + 15) / 16) * sizeof(float);
@@ -325,7 +318,6 @@ bool norm_fast(const Norm& n, std::int64_t rows, cudaStream_t stream) {
                                : (quads <= 1024 ? norm_rows<false, 1> : norm_rows<false, 2>);
     launch("norm", kernel, dim3(static_cast<unsigned>(rows)), dim3(threads), bytes, stream, n.from, n.plus,
            n.sum, n.weight, n.eps, static_cast<int>(n.width), n.out);
-    return true;
 }
 
 }  // namespace
@@ -347,7 +339,12 @@ void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* toke
 }
 
 void norm(const Norm& n, std::int64_t rows, cudaStream_t stream) {
-    if (norm_fast(n, rows, stream)) return;
+    if (rows == 0) return;
+    const Call call{.op = Operator::norm,
+                    .rows = rows,
+                    .aligned = aligned({n.from, n.plus, n.sum, n.weight, n.out}),
+                    .width = n.width};
+    if (choose(call).kernel == Kernel::decode) return norm_fixed(n, rows, stream);
     if (n.plus) add(n.from, n.plus, n.sum, rows * n.width, stream);
     const std::int64_t segments = (n.width + 16 * num::kChunk - 1) / (16 * num::kChunk);
     const auto bytes = static_cast<std::size_t>(17 * segments) * sizeof(float);
@@ -355,19 +352,30 @@ void norm(const Norm& n, std::int64_t rows, cudaStream_t stream) {
            n.plus ? n.sum : n.from, n.weight, n.eps, n.width, n.out);
 }
 
-void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
+bool route_if_apart(const float* logits, std::int64_t rows, int experts, const Routes& routes, bool can_fuse,
+                    cudaStream_t stream) {
     const int k = routes.top_k;
     if (k < 1 || k > experts)
         throw Error(Exit::failure,
                     "cannot choose " + std::to_string(k) + " of " + std::to_string(experts) + " experts");
-    if (experts <= 512 && k <= 32) {
-        launch("route", experts <= 256 ? route_few<8> : route_few<16>, dim3(static_cast<unsigned>(rows)),
-               dim3(32), 0, stream, logits, experts, k, routes.experts, routes.weights);
-        return;
-    }
-    const auto bytes = static_cast<std::size_t>(experts + k) * 4;
-    launch("route", route_rows, dim3(static_cast<unsigned>(rows)), dim3(32), bytes, stream, logits, experts,
-           k, routes.experts, routes.weights);
+    if (rows == 0) return false;
+    const Kernel kernel =
+        choose({.op = Operator::route, .rows = rows, .experts = experts, .top_k = k, .routes = can_fuse})
+            .kernel;
+    if (kernel == Kernel::fused) return true;
+    const bool by_warp = kernel == Kernel::decode;
+    launch("route",
+           !by_warp                 ? route_rows
+           : experts <= kMostRouted ? route_few<kRouteEach>
+                                    : route_few<2 * kRouteEach>,
+           dim3(static_cast<unsigned>(rows)), dim3(32),
+           by_warp ? 0 : static_cast<std::size_t>(experts + k) * 4, stream, logits, experts, k,
+           routes.experts, routes.weights);
+    return false;
+}
+
+void route(const float* logits, std::int64_t rows, int experts, const Routes& routes, cudaStream_t stream) {
+    route_if_apart(logits, rows, experts, routes, false, stream);
 }
 
 void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream) {
@@ -386,9 +394,9 @@ void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::in
             cudaStream_t stream) {
     for (std::int64_t first = 0; first < rows; first += kTickets) {
         const auto n = static_cast<unsigned>(std::min(kTickets, rows - first));
-        launch_early("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads),
-                     kThreads / 32 * sizeof(Found) + 16, stream, logits + first * stride, stride, ids, masked,
-                     token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
+        launch_pdl("argmax", argmax_rows, dim3(kArgmaxBlocks, n), dim3(kThreads),
+                   kThreads / 32 * sizeof(Found) + 16, stream, logits + first * stride, stride, ids, masked,
+                   token + first, finite + first, scratch.tickets, static_cast<Found*>(scratch.data));
     }
 }
 

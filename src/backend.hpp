@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "format.hpp"
 
@@ -142,6 +143,15 @@ struct DeviceInfo {
     std::size_t free_bytes = 0;
 };
 
+/// Calls that one kernel served while kernels were traced.
+struct KernelRun {
+    std::string operation;  ///< the operator, with the sizes and formats of its part of the model
+    std::int64_t rows = 0;  ///< of the step
+    std::string kernel;     ///< its name in the backend; several have " + " between them
+    std::int64_t calls = 0;
+    double seconds = 0;  ///< of all calls, each measured alone
+};
+
 class Backend {
 public:
     virtual ~Backend() = default;
@@ -224,6 +234,12 @@ public:
     /// rows of the step or the matrix, and is the same on backends of one kind. A backend without such a way
     /// stays exact.
     virtual void set_fast(bool) {}
+
+    /// True: every step's call that follows notes which kernel served it and how long it took, each by
+    /// itself, and replay() runs plainly. A backend that cannot notes nothing.
+    virtual void trace_kernels(bool) {}
+    /// What was noted since the last call, in the order of first calls.
+    virtual std::vector<KernelRun> traced_kernels() { return {}; }
 
     // --- steps of the model -------------------------------------------------------------------------------
     /// x[t] = table[rows[t].token]

@@ -11,6 +11,7 @@
 #include "../mpi/process/fault.hpp"
 #include "../mpi/process/report.hpp"
 #include "../mpi/process/signals.hpp"
+#include "bench/kernels.hpp"
 #include "bench/measure.hpp"
 #include "bench/prompts.hpp"
 #include "bench/report.hpp"
@@ -232,6 +233,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
 
     std::vector<CaseTimes> times;
     bool stopped = false;
+    std::string kernels;
     try {
         around.exchange_seconds =
             measure_exchange(engine.backend(), engine.communicator(), engine.config().hidden);
@@ -266,6 +268,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
                              gathered(session, step), gathered(session, gather)});
             if (stopped) break;
         }
+        if (options.kernels && !stopped) kernels = kernels_table(engine, *prompts);
         engine.measure_allocated();
     } catch (...) {
         const Error error = mpi::error_of_current_exception();
@@ -287,6 +290,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
         const mpi::StopBound bound("printing");
         const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);
         std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fwrite(kernels.data(), 1, kernels.size(), options.json ? stderr : stdout);
         std::fflush(stdout);
         if (stopped) std::fprintf(stderr, "interrupted: what was measured is saved\n");
         std::fprintf(stderr, "results: %s\n", printable(results->path().string()).c_str());

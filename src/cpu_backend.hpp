@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "kernel_trace.hpp"
 
 namespace ftmpi {
 
@@ -66,6 +67,9 @@ public:
     std::unique_ptr<Matrix> load(const MatrixSource& source) override;
     std::unique_ptr<Matrix> load_table(const MatrixSource& source, bool on_host) override;
 
+    void trace_kernels(bool on) override;
+    std::vector<KernelRun> traced_kernels() override { return trace_.take(); }
+
     void embed(const Matrix& table, const Rows& rows, float* x) override;
     void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens,
                         std::int64_t ids) override;
@@ -88,6 +92,9 @@ public:
                 const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override;
 
 private:
+    /// Notes the call that it lives through, when kernels are traced.
+    class Traced;
+
     /// Runs task(i, thread) for i in [0, count); on all threads when the work (in multiply-adds) is worth it.
     template <class Task> void parallel(std::int64_t count, double work, Task task);
     void check_denormals();
@@ -117,6 +124,8 @@ private:
     cpu::Scratch chunks_, shared_chunks_, floats_, results_;
     std::vector<cpu::InputRow> inputs_, shared_inputs_;
     std::vector<std::int64_t> order_, begin_;
+    KernelTrace trace_;
+    bool tracing_ = false;
 };
 
 /// threads >= 1; simd by default as default_simd() says.

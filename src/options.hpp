@@ -44,6 +44,7 @@ struct Options {
     // bench
     std::vector<std::int64_t> prompt_lengths = {128, 1024}, decode_lengths = {64}, batches = {1};
     int repeats = 3, warmup = 1;
+    bool kernels = false;  ///< which kernel serves each operator
 
     BackendChoice backend = BackendChoice::automatic;
     TransportChoice transport = TransportChoice::automatic;

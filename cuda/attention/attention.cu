@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         float* y = vectors[warp];
         norm_rope(t, k + vector * dim, t.k_norm, row.position, y, kSpread);
         for (int d = lane; d < dim; d += 32)
-            store_element<kType>(static_cast<char*>(t.keys) + to, d, y[place(d, kSpread)], t.k_scale);
+            store_element<kType>(static_cast<char*>(t.keys) + to, d, y[padded_index(d, kSpread)], t.k_scale);
     } else {
         for (int d = lane; d < dim; d += 32)
             store_element<kType>(static_cast<char*>(t.values) + to, d, v[vector * dim + d], t.v_scale);
@@ -58,30 +58,33 @@ void check_step(const Attention& t, const Rows& rows) {
 void check_attention_limits(const StepLimits& l) {
     if (l.query_heads == 0) return;
     check_head_dim(l.head_dim);
-    check_step_heads(l.kv_heads);
+    check_decode_heads(l.kv_heads);
 }
 
 std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
-    return attention_step_scratch(rows, query_heads, head_dim, capacity);
+    return attention_decode_scratch(rows, query_heads, head_dim, capacity);
 }
 
 void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
                float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast, bool early) {
     if (rows.count() == 0 || t.query_heads == 0) return;
     check_step(t, rows);
-    int most_heads = 0;
-    for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
-    if (!fast && most_heads <= kMostStepHeads && one_row_a_slot(rows)) {
-        attention_step(t, rows, qg, k, v, out, stride, scratch, early, stream);
-        return;
-    }
+    const Kernel kernel = choose({.op = Operator::attention,
+                                  .rows = rows.count(),
+                                  .fast = fast,
+                                  .one_a_slot = one_row_a_slot(rows),
+                                  .attention = &t})
+                              .kernel;
+    if (kernel == Kernel::decode)
+        return attention_decode(t, rows, qg, k, v, out, stride, scratch, early, stream);
     with_kv_type(t.kv, [&](auto type) {
         const std::int64_t vectors = rows.count() * t.kv_heads * 2;
         launch("write_cache", write_cache<type()>,
                dim3(static_cast<unsigned>((vectors + kWarps - 1) / kWarps)), dim3(kWarps * 32), 0, stream, t,
                rows.device, rows.count(), k, v);
     });
-    (fast ? attention_fast_tiles : attention_tiles)(t, rows, qg, out, stride, stream);
+    (kernel == Kernel::prefill_bf16 ? attention_prefill_bf16 : attention_prefill)(t, rows, qg, out, stride,
+                                                                                  stream);
 }
 
 }  // namespace ftmpi::cuda

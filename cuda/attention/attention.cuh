@@ -2,6 +2,7 @@
 // a warp.
 #pragma once
 
+#include "../kernels.hpp"
 #include "../mixers.cuh"
 
 namespace ftmpi::cuda {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void norm_rope(const Attention& t, const float* x, co
     for (int j = 0; j < kPerLane / 2; ++j) {
         const int i = lane + 32 * j;
         if (i < half) {
-            float &first = y[place(i, pitch)], &second = y[place(i + half, pitch)];
+            float &first = y[padded_index(i, pitch)], &second = y[padded_index(i + half, pitch)];
             const float a = first, b = second;
             first = num::rope_first(a, b, c[j], s[j]);
             second = num::rope_second(a, b, c[j], s[j]);
@@ -167,23 +168,20 @@ __device__ __forceinline__ float warp_max(float m) {
     return m;
 }
 
-/// Most query heads of one key/value head that attention_step takes.
-constexpr int kMostStepHeads = 16;
-
 /// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is
-/// the same. Refuses more key/value heads than attention_step counts.
-void check_step_heads(int kv_heads);
-std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
-void attention_step(const Attention& attention, const Rows& rows, const float* qg, const float* k,
-                    const float* v, float* out, std::int64_t stride, const Scratch& scratch, bool early,
-                    cudaStream_t stream, bool clusters = true);
+/// the same. Refuses more key/value heads than attention_decode counts.
+void check_decode_heads(int kv_heads);
+std::size_t attention_decode_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
+void attention_decode(const Attention& attention, const Rows& rows, const float* qg, const float* k,
+                      const float* v, float* out, std::int64_t stride, const Scratch& scratch, bool early,
+                      cudaStream_t stream, bool clusters = true);
 
 /// Any rows; their keys and values are in the cache.
-void attention_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
-                     std::int64_t stride, cudaStream_t stream);
+void attention_prefill(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                       std::int64_t stride, cudaStream_t stream);
 /// The same with fast numerics.
-void attention_fast_tiles(const Attention& attention, const Rows& rows, const float* qg, float* out,
-                          std::int64_t stride, cudaStream_t stream);
+void attention_prefill_bf16(const Attention& attention, const Rows& rows, const float* qg, float* out,
+                            std::int64_t stride, cudaStream_t stream);
 
 /// Calls f with the cache's type as a constant.
 template <class F> void with_kv_type(KvType type, F f) {

@@ -13,6 +13,10 @@
 // for before the kernel before has ended. Seen in a step at 1k on an H200: 8.6 us from the end of the kernel
 // before to its own, after 14.8 with two kernels of unrolled code.
 // The grids do not depend on the positions: clusters stride over the pieces, and those that find none leave.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
+// Blocks that share a row by positions and merge at the end are Flash-Decoding's split of keys and values
+// (Dao, Haziza, Massa, Sizov, 2023), here with pieces of 256 absolute positions for any number of them.
 #include <algorithm>
 
 #include "decode.cuh"
@@ -25,14 +29,14 @@ using namespace step;
 /// Grid: ranks * groups of query heads, kv heads (rounded up to a power of two) * pieces, rows.
 template <KvType kType, Part kPart, bool kGated>
 __global__ void __launch_bounds__(kThreads, 2)
-    attend_step(Attention t, const Row* rows, const float* qg, const float* k, const float* v, float* out,
-                std::int64_t stride, Middle m) {
+    attend_decode(Attention t, const Row* rows, const float* qg, const float* k, const float* v, float* out,
+                  std::int64_t stride, Middle m) {
     constexpr unsigned kBytes = kElementBytes<kType>, kParts = kGated ? 2 : 1;  // of a head in qg
     auto& s = *static_cast<Shared<kType>*>(
         __cvta_shared_to_generic(kept(static_cast<unsigned>(__cvta_generic_to_shared(shared_bytes())))));
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32,
                    dim = static_cast<unsigned>(t.head_dim);
-    const unsigned rank = blockIdx.x % kRanks, first_head = blockIdx.x / kRanks * kHeads;
+    const unsigned cta_rank = blockIdx.x % kCtas, first_head = blockIdx.x / kCtas * kHeads;
     const unsigned kv = blockIdx.y & ((1u << m.kv_bits) - 1), first_piece = blockIdx.y >> m.kv_bits;
     const unsigned piece_step = gridDim.y >> m.kv_bits, kv_heads = static_cast<unsigned>(t.kv_heads);
     if (kv >= kv_heads) return;
@@ -47,22 +51,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     const Row* row = rows + blockIdx.z + (kept(thread) >> 10);
     const unsigned position = static_cast<unsigned>(row->position), slot = static_cast<unsigned>(row->slot);
 
-    start_next();
+    trigger_dependents();
 
     // The cache of earlier tokens, before the kernel before has ended.
     const bool helper = warp == kWarps, has_head = warp < heads;
-    const unsigned column = rank * kTile + lane, own = blockIdx.z * kv_heads + kv,
-                   last_piece = position / kPieceLength;
+    const unsigned column = cta_rank * kTile + lane, own = blockIdx.z * kv_heads + kv,
+                   last_piece = position / kKvBlock;
     if (first_piece > last_piece) return;
     const std::uint64_t cache =
         std::uint64_t{slot * kv_heads + kv} * static_cast<std::uint64_t>(m.head_bytes);
     char *const keys = kept(static_cast<char*>(t.keys) + cache), *const values = kept(
                                                                      static_cast<char*>(t.values) + cache);
     const auto ask = [&](unsigned piece) {
-        const unsigned first = piece * kPieceLength;
-        if (kPart != Part::values) ask_keys(s, keys, dim, first + rank * kTile, position);
+        const unsigned first = piece * kKvBlock;
+        if (kPart != Part::values) ask_keys(s, keys, dim, first + cta_rank * kTile, position);
         close_copy_group();
-        if (kPart != Part::scores) ask_values(s, values, dim, rank, first, position);
+        if (kPart != Part::scores) ask_values(s, values, dim, cta_rank, first, position);
         close_copy_group();
     };
     HeadVector vector{s.vectors[helper ? kHeads : warp % kHeads],
@@ -75,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         cluster_arrive_unordered();  // a block must have begun before the others write into it
     }
 
-    await_previous();
+    wait_for_prerequisites();
     if (kPart != Part::values)
         vector.ask(has_head || helper, dim,
                    has_head ? offset(qg, vector0 + warp, kParts * dim) : offset(k, own, dim),
@@ -93,13 +97,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     unsigned parity = 0;
 #pragma unroll 1
     for (unsigned piece = first_piece;; parity ^= 1u) {
-        const unsigned tile = piece * kPieceLength + rank * kTile;
+        const unsigned tile = piece * kKvBlock + cta_rank * kTile;
         if (helper && piece == last_piece) {  // the row's own key and value
             if (kPart != Part::values && position - tile < kTile)
                 bring_key(s, t, position - tile,
                           first_head == 0 ? offset(keys, position, dim * kBytes) : nullptr);
             if (kPart != Part::scores && column < dim) {
-                store_element<kType>(s.tiles.values[position % kPieceLength], static_cast<int>(lane),
+                store_element<kType>(s.tiles.values[position % kKvBlock], static_cast<int>(lane),
                                      gate_or_value, t.v_scale);
                 if (first_head == 0)
                     store_element<kType>(offset(values, position, dim * kBytes), static_cast<int>(column),
@@ -127,9 +131,10 @@ __global__ void __launch_bounds__(kThreads, 2)
                 score.y = tile + at + 1 <= position ? (0.0f + score.y) * t.scale : num::float_of(0xff800000u);
                 if (kPart == Part::all)
 #pragma unroll
-                    for (unsigned to = 0; to < kRanks; to += 4)
+                    for (unsigned to = 0; to < kCtas; to += 4)
                         s.arrivals.send(warp / 2 + to,
-                                        reinterpret_cast<float2*>(&s.scores[head][rank * kTile + at]), score);
+                                        reinterpret_cast<float2*>(&s.scores[head][cta_rank * kTile + at]),
+                                        score);
                 else if (warp < 2 && head < heads)
                     *reinterpret_cast<float2*>(offset(m.scores, vector0 + head, m.positions) + tile + at) =
                         score;
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             const unsigned head = thread / 64, at = thread % 64 * 4;
             if (head < heads)
                 *reinterpret_cast<float4*>(&s.scores[head][at]) = *reinterpret_cast<const float4*>(
-                    offset(m.scores, vector0 + head, m.positions) + piece * kPieceLength + at);
+                    offset(m.scores, vector0 + head, m.positions) + piece * kKvBlock + at);
             __syncthreads();
         }
 
@@ -152,12 +157,12 @@ __global__ void __launch_bounds__(kThreads, 2)
             __syncthreads();
             if (helper) {
                 const float weights = add_weights(s, lane);
-                const unsigned head = lane / kPieceChunks;
-                if (lane % kPieceChunks == 0) {
+                const unsigned head = lane / kKvBlockChunks;
+                if (lane % kKvBlockChunks == 0) {
                     s.sum[head] = weights;
                     if (last_piece > 0 && head < heads)
-                        offset(m.stats, (vector0 + head) * kRanks + rank, m.pieces)[piece] = {s.max[head],
-                                                                                              weights};
+                        offset(m.stats, (vector0 + head) * kCtas + cta_rank, m.pieces)[piece] = {s.max[head],
+                                                                                                 weights};
                 }
             } else {
                 multiply_values(s, warp, t.v_scale);
@@ -166,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             if (has_head) {
                 value = 0.0f, sum = s.sum[warp];
 #pragma unroll
-                for (int c = 0; c < kPieceChunks; ++c) value = value + s.parts[c][warp * kPartPitch + lane];
+                for (int c = 0; c < kKvBlockChunks; ++c) value = value + s.parts[c][warp * kPartPitch + lane];
                 if (last_piece > 0 && column < dim)
                     offset(m.outs, (vector0 + warp) * m.pieces + piece, dim)[column] = value;
             }
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (kPart == Part::all) cluster_arrive();
         ask(piece);
     }
-    if (kPart == Part::scores || rank * kTile >= dim) return;
+    if (kPart == Part::scores || cta_rank * kTile >= dim) return;
 
     // All blocks that had a piece have come by when the last one has.
     if (last_piece > 0) {
@@ -190,9 +195,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         __syncthreads();
         if (!s.last) return;
         if (has_head)
-            merge(s, warp, last_piece + 1, offset(m.outs, (vector0 + warp) * m.pieces, dim) + rank * kTile,
-                  dim, dim - rank * kTile, offset(m.stats, (vector0 + warp) * kRanks + rank, m.pieces), value,
-                  sum);
+            merge(s, warp, last_piece + 1,
+                  offset(m.outs, (vector0 + warp) * m.pieces, dim) + cta_rank * kTile, dim,
+                  dim - cta_rank * kTile, offset(m.stats, (vector0 + warp) * kCtas + cta_rank, m.pieces),
+                  value, sum);
     }
     // As num::attention_out; the gate's sigmoid is there already.
     if (has_head && column < dim)
@@ -205,14 +211,14 @@ Middle middle_of(void* data, std::int64_t rows, int query_heads, int head_dim, s
                  std::size_t& bytes) {
     Parts parts(data);
     Middle m{};
-    m.pieces = static_cast<unsigned>((capacity + kPieceLength - 1) / kPieceLength);
-    m.positions = m.pieces * kPieceLength;
+    m.pieces = static_cast<unsigned>((capacity + kKvBlock - 1) / kKvBlock);
+    m.positions = m.pieces * kKvBlock;
     const std::int64_t vectors = rows * query_heads;
     m.scores = parts.take<float>(vectors * m.positions);
     m.outs = parts.take<float>(vectors * m.pieces * head_dim);
-    m.stats = parts.take<float2>(vectors * kRanks * m.pieces);
+    m.stats = parts.take<float2>(vectors * kCtas * m.pieces);
     // Every key/value head has a query head, so that groups of heads are not more than heads.
-    m.tickets = parts.take<unsigned>(vectors * kRanks);
+    m.tickets = parts.take<unsigned>(vectors * kCtas);
     bytes = parts.bytes();
     return m;
 }
@@ -230,50 +236,51 @@ template <KvType kType, bool kGated>
 void launch_step(bool clusters, bool early, dim3 grid, cudaStream_t stream, const Attention& t,
                  const Row* rows, const float* qg, const float* k, const float* v, float* out,
                  std::int64_t stride, const Middle& m) {
-    const auto all = attend_step<kType, Part::all, kGated>;
+    const auto all = attend_decode<kType, Part::all, kGated>;
     static const bool takes = (allow_shared(all, sizeof(Shared<kType>)),
-                               takes_clusters(all, kRanks, dim3(kThreads), sizeof(Shared<kType>)));
+                               takes_clusters(all, kCtas, dim3(kThreads), sizeof(Shared<kType>)));
     if (clusters && takes) {
-        launch_clusters(early, "attend_step", all, kRanks, grid, dim3(kThreads), sizeof(Shared<kType>),
+        launch_clusters(early, "attend_decode", all, kCtas, grid, dim3(kThreads), sizeof(Shared<kType>),
                         stream, t, rows, qg, k, v, out, stride, m);
         return;
     }
     for (const auto half :
-         {attend_step<kType, Part::scores, kGated>, attend_step<kType, Part::values, kGated>}) {
+         {attend_decode<kType, Part::scores, kGated>, attend_decode<kType, Part::values, kGated>}) {
         allow_shared(half, sizeof(Shared<kType>));
-        launch_when(early, "attend_step", half, grid, dim3(kThreads), sizeof(Shared<kType>), stream, t, rows,
-                    qg, k, v, out, stride, m);
+        launch_pdl_if(early, "attend_decode", half, grid, dim3(kThreads), sizeof(Shared<kType>), stream, t,
+                      rows, qg, k, v, out, stride, m);
     }
 }
 
 /// Blocks in x of the heads of one key/value head.
-constexpr std::int64_t blocks_across(int heads) { return (heads + kHeads - 1) / kHeads * kRanks; }
+constexpr std::int64_t blocks_across(int heads) { return (heads + kHeads - 1) / kHeads * kCtas; }
 
 }  // namespace
 
-void check_step_heads(int kv_heads) {
-    constexpr std::int64_t kMost = kTickets / blocks_across(kMostStepHeads);
+void check_decode_heads(int kv_heads) {
+    constexpr std::int64_t kMost = kTickets / blocks_across(kMostDecodeHeads);
     if (kv_heads > kMost)
         refuse(std::to_string(kv_heads) + " key/value heads", "up to " + std::to_string(kMost) + " a rank");
 }
 
-std::size_t attention_step_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
+std::size_t attention_decode_scratch(std::int64_t rows, int query_heads, int head_dim,
+                                     std::int64_t capacity) {
     std::size_t one = 0;
     middle_of(nullptr, 1, query_heads, head_dim, capacity, one);
     return std::min(static_cast<std::size_t>(rows) * one, std::max(one, kMostScratch));
 }
 
-void attention_step(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
-                    float* out, std::int64_t stride, const Scratch& scratch, bool early, cudaStream_t stream,
-                    bool clusters) {
-    check_scratch("attention", attention_step_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity),
+void attention_decode(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
+                      float* out, std::int64_t stride, const Scratch& scratch, bool early,
+                      cudaStream_t stream, bool clusters) {
+    check_scratch("attention", attention_decode_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity),
                   scratch);
     int most_heads = 1;
     unsigned kv_bits = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
     while (1 << kv_bits < t.kv_heads) ++kv_bits;
     const std::int64_t across = blocks_across(most_heads), tickets = across * t.kv_heads;
-    check_step_heads(t.kv_heads);
+    check_decode_heads(t.kv_heads);
     const std::int64_t batch = batch_of(t, rows.count(), tickets);
     std::size_t bytes = 0;
     Middle middle = middle_of(scratch.data, batch, t.query_heads, t.head_dim, t.capacity, bytes);

@@ -7,11 +7,11 @@
 
 namespace ftmpi::cuda::step {
 
-constexpr int kPieceLength = num::kAttentionPiece, kPieceChunks = kPieceLength / num::kChunk;
+constexpr int kKvBlock = num::kAttentionPiece, kKvBlockChunks = kKvBlock / num::kChunk;
 constexpr int kHeads = 4;  ///< query heads of a block
 constexpr int kTile = 32;  ///< positions of a block's scores, columns of its values
-constexpr int kRanks = kPieceLength / kTile;
-static_assert(kRanks == 8 && kRanks * kTile >= kMostHeadDim && kPieceChunks == 8 && kMostHeadChunks == 8 &&
+constexpr int kCtas = kKvBlock / kTile;
+static_assert(kCtas == 8 && kCtas * kTile >= kMostHeadDim && kKvBlockChunks == 8 && kMostHeadChunks == 8 &&
               kTile == num::kChunk);
 /// Eight warps for the products, a chunk each; another one brings the row's own key and value and adds the
 /// weights.
@@ -27,10 +27,11 @@ struct Middle {
     std::int64_t head_bytes;  ///< of a slot's key/value head in the cache
     unsigned positions;       ///< capacity, rounded up to whole pieces
     unsigned pieces;
-    unsigned kv_bits;   ///< of blockIdx.y that say the key/value head; the others say the first piece
-    float* scores;      ///< [row][query head][positions], -inf beyond the row's; only without clusters
-    float* outs;        ///< [row][query head][piece][head_dim]: sums of weight times value
-    float2* stats;      ///< [row][query head][rank][piece]: maximum and sum of weights, once for each rank
+    unsigned kv_bits;  ///< of blockIdx.y that say the key/value head; the others say the first piece
+    float* scores;     ///< [row][query head][positions], -inf beyond the row's; only without clusters
+    float* outs;       ///< [row][query head][piece][head_dim]: sums of weight times value
+    float2*
+        stats;  ///< [row][query head][cta_rank][piece]: maximum and sum of weights, once for each cta_rank
     unsigned* tickets;  ///< [row][kv head][blockIdx.x]
 };
 
@@ -40,7 +41,7 @@ template <KvType kType> struct Shared {
         kMostHeadDim * kBytes + (kBytes == 1 ? 8 : 16);  ///< neighbours in different banks
     struct Tiles {
         alignas(16) char keys[kTile][kKeyPitch];
-        alignas(16) char values[kPieceLength][kTile * kBytes];
+        alignas(16) char values[kKvBlock][kTile * kBytes];
     };
     struct Merging {
         alignas(16) float outs[kHeads][32][kTile];  ///< of 32 pieces
@@ -52,7 +53,7 @@ template <KvType kType> struct Shared {
     };
     alignas(16) float vectors[kHeads + 1]
                              [kVectorPitch];  ///< queries and the row's own key, in chunks kSpread apart
-    alignas(16) float scores[kHeads][kPieceLength];
+    alignas(16) float scores[kHeads][kKvBlock];
     alignas(16) float weights[kHeads][kVectorPitch];
     alignas(16) float parts[kWarps][kHeads * kPartPitch];  ///< chunks of the products: [chunk][head][position
                                                            ///< or column]
@@ -123,14 +124,14 @@ __device__ __forceinline__ void ask_keys(Shared<kType>& s, const char* keys, uns
 /// The rank's columns of the piece's values, all but the row's own; beyond it zeros. values: at the first
 /// column.
 template <KvType kType>
-__device__ __forceinline__ void ask_values(Shared<kType>& s, const char* values, unsigned dim, unsigned rank,
-                                           unsigned first, unsigned position) {
+__device__ __forceinline__ void ask_values(Shared<kType>& s, const char* values, unsigned dim,
+                                           unsigned cta_rank, unsigned first, unsigned position) {
     constexpr unsigned kBytes = kElementBytes<kType>, kAtOnce = kWarps * 32 / 4;
-    const unsigned own = threadIdx.x / 4, d = 8 * (threadIdx.x % 4), column = rank * kTile + d;
+    const unsigned own = threadIdx.x / 4, d = 8 * (threadIdx.x % 4), column = cta_rank * kTile + d;
     const bool wanted = own < kAtOnce && column < dim;
     char* to = s.tiles.values[own] + d * kBytes;
 #pragma unroll
-    for (unsigned i = 0; i < kPieceLength; i += kAtOnce)
+    for (unsigned i = 0; i < kKvBlock; i += kAtOnce)
         copy_eight<kType>(wanted && first + own + i != position, to + i * kTile * kBytes,
                           offset(values + column * kBytes, first + own + i, dim * kBytes),
                           first + own + i < position);
@@ -232,7 +233,7 @@ __device__ __forceinline__ void multiply_values(Shared<kType>& s, unsigned chunk
 /// Scores become weights, a warp for half a piece of a head; beyond the row's position they are exp(-inf).
 template <KvType kType>
 __device__ __forceinline__ void weigh(Shared<kType>& s, unsigned warp, unsigned lane) {
-    constexpr int kOwn = kPieceChunks / 2;
+    constexpr int kOwn = kKvBlockChunks / 2;
     const unsigned head = warp / 2, half = warp % 2;
     const float* x = s.scores[head];
     const float4 a = *reinterpret_cast<const float4*>(x + 4 * lane),
@@ -252,7 +253,7 @@ __device__ __forceinline__ void weigh(Shared<kType>& s, unsigned warp, unsigned 
 /// Sums of the weights, by a warp: a lane adds a chunk of a head, then all add the chunks; lanes of a head
 /// have its sum.
 template <KvType kType> __device__ __forceinline__ float add_weights(const Shared<kType>& s, unsigned lane) {
-    const float* w = s.weights[lane / kPieceChunks] + lane % kPieceChunks * kSpread;
+    const float* w = s.weights[lane / kKvBlockChunks] + lane % kKvBlockChunks * kSpread;
     float chunk = 0.0f, sum = 0.0f;
 #pragma unroll 4
     for (int i = 0; i < num::kChunk; i += 4) {
@@ -263,7 +264,7 @@ template <KvType kType> __device__ __forceinline__ float add_weights(const Share
         chunk = chunk + v.w;
     }
 #pragma unroll
-    for (int j = 0; j < kPieceChunks; ++j) sum = sum + __shfl_sync(kWholeWarp, chunk, j, kPieceChunks);
+    for (int j = 0; j < kKvBlockChunks; ++j) sum = sum + __shfl_sync(kWholeWarp, chunk, j, kKvBlockChunks);
     return sum;
 }
 

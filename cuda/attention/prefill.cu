@@ -6,6 +6,9 @@
 // 8192 rows of 16 heads of 256 are 2.75e11 fma, 8.3 ms at 33e12 a second. A tile loads as many floats from
 // shared memory as the fp32 units use in the time of its products; with the weights and the waiting, a third
 // to a half of that rate is expected.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
+// Pieces merge as in FlashAttention (arXiv 2205.14135), in rising order.
 #include <algorithm>
 
 #include "attention.cuh"
@@ -14,17 +17,17 @@ namespace ftmpi::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kQueries = 32, kPieceLength = num::kAttentionPiece, kPieceChunks = kPieceLength / num::kChunk;
+constexpr int kQueries = 32, kKvBlock = num::kAttentionPiece, kKvBlockChunks = kKvBlock / num::kChunk;
 constexpr int kPitch =
-    kPieceLength + 4;  ///< of a query and of its weights: the 4 rows a warp reads are then in different banks
+    kKvBlock + 4;  ///< of a query and of its weights: the 4 rows a warp reads are then in different banks
 constexpr int kTilePitch = 256;
-static_assert(kMostHeadDim <= kPieceLength && kMostHeadDim <= kTilePitch);
+static_assert(kMostHeadDim <= kKvBlock && kMostHeadDim <= kTilePitch);
 
 struct Shared {
     float queries[kQueries][kPitch];
     float weights[kQueries][kPitch];      ///< scores, then weights
     float tile[num::kChunk][kTilePitch];  ///< keys as [dim][position] or values as [position][column]
-    float sums[kPieceChunks][kQueries];
+    float sums[kKvBlockChunks][kQueries];
     float max[kQueries], sum[kQueries];  ///< running
     float old_scale[kQueries], new_scale[kQueries];
     int position[kQueries];  ///< -1: no query here
@@ -101,8 +104,7 @@ __device__ __forceinline__ void load_keys(Shared& s, const char* keys, int dim, 
                                           float scale) {
     constexpr int kAtOnce = kType == KvType::fp32 ? 1 : 2;  // positions of a thread
 #pragma unroll 1
-    for (int position = static_cast<int>(threadIdx.x); position < kPieceLength;
-         position += kAtOnce * kThreads) {
+    for (int position = static_cast<int>(threadIdx.x); position < kKvBlock; position += kAtOnce * kThreads) {
         Stored<kType, 8> raw[kAtOnce][4];
 #pragma unroll
         for (int p = 0; p < kAtOnce; ++p)
@@ -161,16 +163,16 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
         const int n = s.position[q] - p0 + 1;
         if (n <= 0) continue;
         float* w = s.weights[q];
-        float x[kPieceChunks];
+        float x[kKvBlockChunks];
 #pragma unroll
-        for (int j = 0; j < kPieceChunks; ++j) x[j] = w[lane + 32 * j < n ? lane + 32 * j : 0];
+        for (int j = 0; j < kKvBlockChunks; ++j) x[j] = w[lane + 32 * j < n ? lane + 32 * j : 0];
         float m = x[0];
 #pragma unroll
-        for (int j = 1; j < kPieceChunks; ++j) m = x[j] > m ? x[j] : m;
+        for (int j = 1; j < kKvBlockChunks; ++j) m = x[j] > m ? x[j] : m;
         m = warp_max(m);
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < kPieceChunks; ++j)
+        for (int j = 0; j < kKvBlockChunks; ++j)
             w[lane + 32 * j] = lane + 32 * j < n ? num::exp(x[j] - m) : 0.0f;
         if (lane == 0) {
             const num::Merge merge = p0 == 0 ? num::Merge{m, 0.0f, 0.0f} : num::merge_of(s.max[q], m);
@@ -181,7 +183,7 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kPieceChunks; j += kWarps) {
+    for (int j = 0; j < kKvBlockChunks; j += kWarps) {
         const float* w = s.weights[lane] + (warp + j) * num::kChunk;
         float c = 0.0f;
 #pragma unroll
@@ -198,7 +200,7 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
     if (thread < kQueries && s.position[thread] >= p0) {
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kPieceChunks; ++j) sum = sum + s.sums[j][thread];
+        for (int j = 0; j < kKvBlockChunks; ++j) sum = sum + s.sums[j][thread];
         s.sum[thread] =
             p0 == 0 ? sum
                     : num::merge_value(s.sum[thread], sum, {0.0f, s.old_scale[thread], s.new_scale[thread]});
@@ -231,8 +233,8 @@ __device__ __forceinline__ void over_outputs(const Shared& s, const Attention& t
 /// accesses.
 template <KvType kType>
 __global__ void __launch_bounds__(kThreads, 2)
-    attend_tiles(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out,
-                 std::int64_t stride, int heads_at_once, int head_tiles, bool aligned) {
+    attend_prefill(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out,
+                   std::int64_t stride, int heads_at_once, int head_tiles, bool aligned) {
     Shared& s = *reinterpret_cast<Shared*>(shared_bytes());
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int dim = t.head_dim, chunks = (dim + num::kChunk - 1) / num::kChunk;
@@ -268,8 +270,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         const char* keys = static_cast<const char*>(t.keys) + cache;
         const char* values = static_cast<const char*>(t.values) + cache;
         const int low = rows[first].position, high = rows[next - 1].position;
-        for (int p0 = 0; p0 <= high; p0 += kPieceLength) {
-            const int length = high - p0 + 1 < kPieceLength ? high - p0 + 1 : kPieceLength;
+        for (int p0 = 0; p0 <= high; p0 += kKvBlock) {
+            const int length = high - p0 + 1 < kKvBlock ? high - p0 + 1 : kKvBlock;
             const std::int64_t offset = std::int64_t{p0} * dim * kElementBytes<kType>;
             Accumulators acc;
             clear(acc);
@@ -322,17 +324,18 @@ __global__ void __launch_bounds__(kThreads, 2)
         __syncthreads();
         over_outputs(s, t, 0, out, stride, [&](float* to, int, int, int q, int column) {
             const float* gate = qg + std::int64_t{s.vector[q]} * query_pitch(t) + dim + column;
-            for (int i = 0; i < 4; ++i)
-                to[i] = t.gated ? num::attention_out(to[i], s.sum[q], gate[i])
-                                : num::attention_out(to[i], s.sum[q]);
+            for (int i = 0; i < 4; ++i) {
+                const float y = num::attention_out(to[i], s.sum[q]);
+                to[i] = t.gated ? y * num::sigmoid(gate[i]) : y;
+            }
         });
     }
 }
 
 }  // namespace
 
-void attention_tiles(const Attention& t, const Rows& rows, const float* qg, float* out, std::int64_t stride,
-                     cudaStream_t stream) {
+void attention_prefill(const Attention& t, const Rows& rows, const float* qg, float* out, std::int64_t stride,
+                       cudaStream_t stream) {
     int most = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most = std::max(most, query_heads_of(t, kv).count);
     const int heads_at_once = std::min(most, kQueries),
@@ -340,8 +343,8 @@ void attention_tiles(const Attention& t, const Rows& rows, const float* qg, floa
     const std::int64_t rows_at_once = kQueries / heads_at_once;
     const bool aligned = reinterpret_cast<std::uintptr_t>(out) % 16 == 0 && stride % 4 == 0;
     with_kv_type(t.kv, [&](auto type) {
-        allow_shared(attend_tiles<type()>, sizeof(Shared));
-        launch("attend_tiles", attend_tiles<type()>,
+        allow_shared(attend_prefill<type()>, sizeof(Shared));
+        launch("attend_prefill", attend_prefill<type()>,
                dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
                     static_cast<unsigned>(t.kv_heads * head_tiles)),
                dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride,

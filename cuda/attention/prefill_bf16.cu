@@ -54,8 +54,8 @@ __device__ __forceinline__ void bring(unsigned char (&to)[kKeys][kRowBytes], con
 
 template <KvType kType>
 __global__ void __launch_bounds__(kThreads, 2)
-    attend_fast(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out,
-                std::int64_t stride, int heads_at_once, int head_tiles) {
+    attend_prefill_bf16(Attention t, const Row* rows, std::int64_t count, const float* qg, float* out,
+                        std::int64_t stride, int heads_at_once, int head_tiles) {
     Shared& s = *reinterpret_cast<Shared*>(shared_bytes());
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4,
               w = lane % 4;
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const float x = kType == KvType::fp8 ? acc[n][2 * r + e] * t.v_scale : acc[n][2 * r + e];
-                    to[column + e] = t.gated ? num::attention_out(x, sum[r], gate[column + e])
-                                             : num::attention_out(x, sum[r]);
+                    const float y = num::attention_out(x, sum[r]);
+                    to[column + e] = t.gated ? y * num::sigmoid(gate[column + e]) : y;
                 }
             }
         }
@@ -232,16 +232,16 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void attention_fast_tiles(const Attention& t, const Rows& rows, const float* qg, float* out,
-                          std::int64_t stride, cudaStream_t stream) {
+void attention_prefill_bf16(const Attention& t, const Rows& rows, const float* qg, float* out,
+                            std::int64_t stride, cudaStream_t stream) {
     int most = 0;
     for (int kv = 0; kv < t.kv_heads; ++kv) most = std::max(most, query_heads_of(t, kv).count);
     const int heads_at_once = std::min(most, kQueries),
               head_tiles = (most + heads_at_once - 1) / heads_at_once;
     const std::int64_t rows_at_once = kQueries / heads_at_once;
     with_kv_type(t.kv, [&](auto type) {
-        allow_shared(attend_fast<type()>, sizeof(Shared));
-        launch("attend_fast", attend_fast<type()>,
+        allow_shared(attend_prefill_bf16<type()>, sizeof(Shared));
+        launch("attend_prefill_bf16", attend_prefill_bf16<type()>,
                dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
                     static_cast<unsigned>(t.kv_heads * head_tiles)),
                dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride,

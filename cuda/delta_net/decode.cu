@@ -1,22 +1,24 @@
 // Gated DeltaNet for one token of each slot with heads of 128 x 128 and four taps, the sizes of real models,
-// known when the kernel is compiled. What delta_step does with any sizes, in 55 KB of code of which a launch
-// runs 22 KB once: bringing that code in cost more than its instructions (H200: 9 us a launch, of which the
-// state's bytes are 0.93).
+// known when the kernel is compiled. What delta_decode_any does with any sizes, in 55 KB of code of which a
+// launch runs 22 KB once: bringing that code in cost more than its instructions (H200: 9 us a launch, of
+// which the state's bytes are 0.93).
 //
 // A block has a value head, a thread one chunk of two columns. The states of the convolution and of the head
 // are asked for before the kernel before has ended; everything between these loads and the state's products
 // hides behind their way. In a step on an H200 it takes 4.4 us from the end of the kernel before to its own.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include "delta_net.cuh"
 
 namespace ftmpi::cuda {
 namespace {
 
-constexpr int kDim = 128, kTaps = 4, kChunks = kDim / num::kChunk;
+constexpr int kDim = kDeltaDim, kTaps = kDeltaTaps, kChunks = kDim / num::kChunk;
 constexpr int kThreads = 2 * kDim;  ///< one for each q and k channel
 constexpr int kBetaThread = kThreads - 33, kDecayThread = kThreads - 1, kTicketThread = kDim;
 
-/// num::sum_of_squares of 128 elements that lie as place() says with pitch kSpread, for lane % 8 < 4 of x and
-/// else of y. Lane 0
+/// num::sum_of_squares of 128 elements that lie as padded_index() says with pitch kSpread, for lane % 8 < 4
+/// of x and else of y. Lane 0
 /// .. 3 then hold the chunks of x, 4 .. 7 those of y.
 __device__ __forceinline__ float chunk_squares(const float* x, const float* y) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -61,12 +63,12 @@ struct Window {
     }
 };
 
-/// Grid: the value heads of a key head, key heads, rows. `tickets` as in delta_step: the last value head of a
-/// key head to have read q's and k's windows moves them on.
+/// Grid: the value heads of a key head, key heads, rows. `tickets` as in delta_decode_any: the last value
+/// head of a key head to have read q's and k's windows moves them on.
 __global__ void __launch_bounds__(kThreads, 1)
-    delta_step_known(const __grid_constant__ DeltaNet net, const Row* rows, const float* qkv, const float* z,
-                     const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
-                     float inverse_root) {
+    delta_decode(const __grid_constant__ DeltaNet net, const Row* rows, const float* qkv, const float* z,
+                 const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
+                 float inverse_root) {
     __shared__ __align__(16) float raw[2][kChunks * kSpread];  // q, k before their norm
     __shared__ __align__(16) float query[kChunks * kSpread];
     __shared__ __align__(16) float key[kChunks * kSpread];
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int heads = static_cast<int>(gridDim.x), key_head = static_cast<int>(blockIdx.y),
               row = static_cast<int>(blockIdx.z);
     const int head = key_head * heads + static_cast<int>(blockIdx.x), at = row * net.value_heads + head;
-    start_next();
+    trigger_dependents();
     const int slot = rows[row].slot;
     const bool is_value = thread < kDim;
 
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         first.s[i] = v.x, second.s[i] = v.y;
     }
 
-    await_previous();
+    wait_for_prerequisites();
     qkv += std::int64_t{row} * channels;
     window.u[kTaps - 1] = qkv[own];
     if (is_value) value_window.u[kTaps - 1] = qkv[own_value], gate = z[std::int64_t{at} * kDim + thread];
@@ -115,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (thread == kBetaThread) beta = num::sigmoid(x0);
     if (thread == kDecayThread) decay = num::delta_decay(x1, x0, x2);
     const float x = window.value();
-    raw[thread / kDim][place(thread % kDim, kSpread)] = x;
+    raw[thread / kDim][padded_index(thread % kDim, kSpread)] = x;
     if (is_value) {
         value[thread] = value_window.value();
         value_window.move_on(conv_state + own_value, channels);
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     {
         const float scale =
             num::l2_scale(sum_of_lanes(chunk_squares(raw[0], raw[1]), is_value ? 0 : kChunks));
-        (is_value ? query : key)[place(thread % kDim, kSpread)] =
+        (is_value ? query : key)[padded_index(thread % kDim, kSpread)] =
             num::delta_query(x, scale, is_value ? inverse_root : 1.0f);
     }
     __syncthreads();
@@ -150,14 +152,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < num::kChunk; ++i)
         *reinterpret_cast<float2*>(state + i * kDim) = {first.s[i], second.s[i]};
     const float2 o = {add_chunks<kChunks>(out0), add_chunks<kChunks>(out1)};
-    if (chunk == 0) *reinterpret_cast<float2*>(result + place(column, kSpread)) = o;
+    if (chunk == 0) *reinterpret_cast<float2*>(result + padded_index(column, kSpread)) = o;
     if (thread == kTicketThread) last = heads > 1 && before + 1 == static_cast<unsigned>(heads);
     __syncthreads();
 
     if (is_value) {
         const float scale = num::rms_scale(sum_of_lanes(chunk_squares(result, result), 0), kDim, net.eps);
         out[row * stride + head * kDim + thread] =
-            num::rms_apply(result[place(thread, kSpread)], scale, weight) * gate;
+            num::rms_apply(result[padded_index(thread, kSpread)], scale, weight) * gate;
     }
     if (!last) return;
     __threadfence();
@@ -167,18 +169,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-bool delta_net_step_known(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
-                          const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
-                          bool early, cudaStream_t stream) {
-    if (net.key_dim != kDim || net.value_dim != kDim || net.taps != kTaps ||
-        reinterpret_cast<std::uintptr_t>(net.conv) % 16 != 0 ||
-        reinterpret_cast<std::uintptr_t>(net.state) % 8 != 0)
-        return false;
+void delta_net_decode(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                      const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
+                      cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(net.value_heads / net.key_heads),
                     static_cast<unsigned>(net.key_heads), static_cast<unsigned>(rows.count()));
-    launch_when(early, "delta_step", delta_step_known, grid, dim3(kThreads), 0, stream, net, rows.device, qkv,
-                z, b, a, out, stride, tickets, num::inverse_root_of(kDim));
-    return true;
+    launch_pdl_if(early, "delta_decode_any", delta_decode, grid, dim3(kThreads), 0, stream, net, rows.device,
+                  qkv, z, b, a, out, stride, tickets, num::inverse_root_of(kDim));
 }
 
 }  // namespace ftmpi::cuda

@@ -1,8 +1,10 @@
 // Gated DeltaNet for one token of each slot, of any size: everything in one kernel, a block for each value
-// head of each row. Sizes of real models have a kernel of their own in delta_net_step_known.cu.
+// head of each row. Sizes of real models have a kernel of their own in delta_net_decode.cu.
 //
 // At 32 heads of 128 x 128 it moves 4.2 MB a row (the state, read and written), 0.93 us at 4.52 TB/s; the
 // state is asked for first, so that the convolution, the norms and the gates run while it is on the way.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
 #include "delta_net.cuh"
@@ -19,8 +21,8 @@ constexpr int kGateThread = kThreads - 1,
 /// to have read it moves it on. `tickets`: one for each key head of each row.
 template <int kChunks>
 __global__ void __launch_bounds__(kThreads)
-    delta_step(DeltaNet net, const Row* rows, const float* qkv, const float* z, const float* b,
-               const float* a, float* out, std::int64_t stride, unsigned* tickets, float inverse_root) {
+    delta_decode_any(DeltaNet net, const Row* rows, const float* qkv, const float* z, const float* b,
+                     const float* a, float* out, std::int64_t stride, unsigned* tickets, float inverse_root) {
     constexpr int kColumns = 32 / kChunks, kBlockColumns = kThreads / kChunks;
     __shared__ __align__(16) float query[kChunks * kSpread];
     __shared__ __align__(16) float key[kChunks * kSpread];
@@ -66,8 +68,8 @@ __global__ void __launch_bounds__(kThreads)
         }
         const float x = convolved(w, u, net.taps);
         if (is_value) value[c - 2 * key_dim] = x;
-        else if (c >= key_dim) key[place(c - key_dim, kSpread)] = x;
-        else query[place(c, kSpread)] = x;
+        else if (c >= key_dim) key[padded_index(c - key_dim, kSpread)] = x;
+        else query[padded_index(c, kSpread)] = x;
         if (is_value || heads == 1)
 #pragma unroll
             for (int j = 0; j + 1 < kMostTaps; ++j)
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
                     root = warp == 0 ? inverse_root : 1.0f;
         __syncwarp();
         for (int i = lane; i < kChunks * num::kChunk; i += 32) {
-            const int p = place(i, kSpread);
+            const int p = padded_index(i, kSpread);
             x[p] = i < key_dim ? num::delta_query(x[p], scale, root) : 0.0f;
         }
     }
@@ -126,27 +128,16 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
-                    const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
-                    cudaStream_t stream) {
-    const auto kernel = net.key_dim <= 32    ? delta_step<1>
-                        : net.key_dim <= 128 ? delta_step<4>
-                                             : delta_step<8>;
-    const float inverse_root = num::inverse_root_of(net.key_dim);
-    const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
-    for (std::int64_t r = 0; r < rows.count(); r += batch) {
-        const std::int64_t n = std::min(batch, rows.count() - r);
-        const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)),
-                        rows.device + r};
-        if (delta_net_step_known(net, part, qkv + r * net.channels(), z + r * values * net.value_dim,
-                                 b + r * values, a + r * values, out + r * stride, stride, tickets, early,
-                                 stream))
-            continue;
-        launch("delta_step", kernel, dim3(static_cast<unsigned>(values), static_cast<unsigned>(n)),
-               dim3(kThreads), 0, stream, net, rows.device + r, qkv + r * net.channels(),
-               z + r * values * net.value_dim, b + r * values, a + r * values, out + r * stride, stride,
-               tickets, inverse_root);
-    }
+void delta_net_decode_any(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
+                          const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
+                          bool, cudaStream_t stream) {
+    const auto kernel = net.key_dim <= 32    ? delta_decode_any<1>
+                        : net.key_dim <= 128 ? delta_decode_any<4>
+                                             : delta_decode_any<8>;
+    launch("delta_decode_any", kernel,
+           dim3(static_cast<unsigned>(net.value_heads), static_cast<unsigned>(rows.count())), dim3(kThreads),
+           0, stream, net, rows.device, qkv, z, b, a, out, stride, tickets,
+           num::inverse_root_of(net.key_dim));
 }
 
 }  // namespace ftmpi::cuda

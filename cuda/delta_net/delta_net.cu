@@ -4,6 +4,10 @@
 // gates of all its rows at once; the delta rule row by row with the state in registers, a block for 16 to 128
 // columns of a head; the gated norm. At the real size the rule takes two chains of 32 fma a row, side by
 // side, and two sums over lanes, about 0.12 us; the others move 3 x 33 kB a row, 0.02 us.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
+// Gated DeltaNet: Yang, Kautz, Hatamizadeh, arXiv 2412.06464; the rule is its equation for one token: decay,
+// read, write, read.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -136,8 +140,8 @@ __global__ void __launch_bounds__(kRuleThreads)
         for (int i = thread; i < n * key_words; i += kRuleThreads) {
             const int t = i / key_words, k = i % key_words * 4;
             const float* p = from + std::int64_t{start + t} * channels + key_head * key_dim + k;
-            __pipeline_memcpy_async(&to.query[t][place(k, kSpread)], p, 16);
-            __pipeline_memcpy_async(&to.key[t][place(k, kSpread)], p + net.key_heads * key_dim, 16);
+            __pipeline_memcpy_async(&to.query[t][padded_index(k, kSpread)], p, 16);
+            __pipeline_memcpy_async(&to.key[t][padded_index(k, kSpread)], p + net.key_heads * key_dim, 16);
         }
         for (int i = thread; i < n * value_words; i += kRuleThreads) {
             const int t = i / value_words, j = i % value_words * 4;
@@ -266,9 +270,22 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
                                        std::to_string(net.key_heads) + " key heads");
     const Memory memory = memory_of(scratch.data, rows.count(), net.channels(), net.value_heads);
     check_scratch("delta_net", memory.bytes, scratch);
-    if (one_row_a_slot(rows)) {
-        delta_net_step(net, rows, qkv, z, b, a, out, stride,
-                       zeroed_tickets(scratch, memory.tickets, kTickets, stream), early, stream);
+    const Kernel kernel = choose({.op = Operator::delta_net,
+                                  .rows = rows.count(),
+                                  .one_a_slot = one_row_a_slot(rows),
+                                  .net = &net})
+                              .kernel;
+    if (kernel != Kernel::prefill) {
+        unsigned* tickets = zeroed_tickets(scratch, memory.tickets, kTickets, stream);
+        const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
+        for (std::int64_t r = 0; r < rows.count(); r += batch) {
+            const std::int64_t n = std::min(batch, rows.count() - r);
+            const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)),
+                            rows.device + r};
+            (kernel == Kernel::decode ? delta_net_decode : delta_net_decode_any)(
+                net, part, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values,
+                a + r * values, out + r * stride, stride, tickets, early, stream);
+        }
         return;
     }
 

@@ -2,6 +2,7 @@
 // chunks on lanes.
 #pragma once
 
+#include "../kernels.hpp"
 #include "../mixers.cuh"
 
 namespace ftmpi::cuda {
@@ -23,8 +24,8 @@ __device__ __forceinline__ float convolved(const float (&w)[kMostTaps], const fl
     return num::silu(c);
 }
 
-/// The sum of a column's chunk values in rising order, in every lane of the column. Lane = chunk * columns +
-/// column.
+/// The sum of a column's chunk values in the order of num::ordered_sum, in every lane of the column. Lane =
+/// chunk * columns + column.
 template <int kChunks> __device__ __forceinline__ float add_chunks(float c) {
     constexpr int kColumns = 32 / kChunks;
     const int column = static_cast<int>(threadIdx.x) % kColumns;
@@ -112,14 +113,11 @@ private:
     }
 };
 
-/// Rows of a launch over one row a slot; tickets as Scratch says, early as delta_net()'s.
-void delta_net_step(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
-                    const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
-                    cudaStream_t stream);
-
-/// The same for sizes that a kernel of their own knows, of at most kTickets / key_heads rows. False: not
-/// these sizes, nothing was launched.
-bool delta_net_step_known(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
+/// At most kTickets / key_heads rows, each of another slot; tickets as Scratch says, early as delta_net()'s.
+void delta_net_decode(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
+                      const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
+                      cudaStream_t stream);
+void delta_net_decode_any(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
                           const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
                           bool early, cudaStream_t stream);
 

@@ -31,11 +31,6 @@ inline Groups groups_of(const MatrixView& m) {
     const auto times = [&](std::int64_t pitch) { return static_cast<std::uint32_t>(m.padded * pitch); };
     return {m.codes, m.scales, m.multipliers, times(m.code_pitch), times(m.scale_pitch), times(1)};
 }
-/// The distances fit.
-inline bool near(const MatrixView& m) {
-    return m.padded * std::max(m.code_pitch, m.scale_pitch) < (std::int64_t{1} << 32);
-}
-
 // Weights that are on their way when a warp comes to the next barrier. load_once() is free to be asked for
 // behind it, where it is used: that costs the latency of memory once more.
 __device__ __forceinline__ uint4 load_now(const uint4* p) {
@@ -50,28 +45,16 @@ __device__ __forceinline__ uint4 load_now(const uint4* p) {
     return *p;
 #endif
 }
-__device__ __forceinline__ std::uint32_t load_now(const std::uint32_t* p) {
+template <class T> __device__ __forceinline__ std::uint32_t load_now(const T* p) {
 #if defined(__CUDA_ARCH__)
     std::uint32_t v;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-#else
-    return *p;
-#endif
-}
-__device__ __forceinline__ std::uint32_t load_now(const std::uint16_t* p) {
-#if defined(__CUDA_ARCH__)
-    std::uint32_t v;
-    asm volatile("{ .reg .u16 h; ld.global.u16 h, [%1]; cvt.u32.u16 %0, h; }" : "=r"(v) : "l"(p) : "memory");
-    return v;
-#else
-    return *p;
-#endif
-}
-__device__ __forceinline__ std::uint32_t load_now(const std::uint8_t* p) {
-#if defined(__CUDA_ARCH__)
-    std::uint32_t v;
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    if constexpr (sizeof(T) == 4) asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    if constexpr (sizeof(T) == 2)
+        asm volatile("{ .reg .u16 h; ld.global.u16 h, [%1]; cvt.u32.u16 %0, h; }"
+                     : "=r"(v)
+                     : "l"(p)
+                     : "memory");
+    if constexpr (sizeof(T) == 1) asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 #else
     return *p;
@@ -83,17 +66,10 @@ template <Format F, int R>
 __device__ __forceinline__ void fetch_chunk(Fetched<F, R>& f, int r, const std::uint8_t* codes, int between,
                                             const std::uint8_t* scales, int chunk) {
 #pragma unroll
-    for (int p = 0; p < pieces_of(F); ++p)
-        f.raw[r * pieces_of(F) + p] = load_now(reinterpret_cast<const uint4*>(codes + p * between));
-    f.scale[r] = 0;
-    if constexpr (F == Format::nvfp4)
-        f.scale[r] = load_now(reinterpret_cast<const std::uint16_t*>(scales) + chunk);
-    if constexpr (F == Format::mxfp4) f.scale[r] = load_now(scales + chunk);
-    if constexpr (F == Format::fp8_block)
-        f.scale[r] = load_now(reinterpret_cast<const std::uint32_t*>(scales) + chunk / 4);
+    for (int p = 0; p < words128_of(F); ++p)
+        f.raw[r * words128_of(F) + p] = load_now(reinterpret_cast<const uint4*>(codes + p * between));
+    f.scale[r] = scale_of_chunk<F>(scales, chunk, [](const auto* p) { return load_now(p); });
 }
-
-inline bool aligned(const void* p) { return (reinterpret_cast<std::uintptr_t>(p) & 15) == 0; }
 
 template <Format F> constexpr int planes_of = is_4bit(F) ? kCodePlanes : kFloatPlanes;
 
@@ -141,13 +117,6 @@ __device__ __forceinline__ void values_of(const Fetched<F, R>& f, const uint4* s
                                           float (&v)[1][R]) {
     if constexpr (is_4bit(F)) code_values<F, R>(f, staged + chunk, plane_pitch(kChunks), v);
     else chunk_values<F, R, 1>(f, staged, 0, plane_pitch(kChunks), chunk, v);
-}
-
-/// Calls f with the format that both have; false when it is none of `formats`.
-template <Format... formats, class Function>
-bool with_format(const MatrixView& routed, const MatrixView& shared, Function f) {
-    return routed.format == shared.format &&
-           ((routed.format == formats && (f(std::integral_constant<Format, formats>{}), true)) || ...);
 }
 
 }  // namespace ftmpi::cuda

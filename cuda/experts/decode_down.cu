@@ -2,13 +2,15 @@
 // expert; the experts' results meet in shared memory and are added in rising id.
 //
 // Bytes of one row at 8 + 1 experts of 512 x 2048 NVFP4: 5.3 MB (1.2 us at 4.5 TB/s).
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include "decode.cuh"
 
 namespace ftmpi::cuda {
 namespace {
 
-constexpr int kMostDownTop = 10, kMostDownWarps = 2 * (kMostDownTop + 1);  ///< 88 registers a thread
-constexpr int kDownChunks = 16, kDownRows = static_cast<int>(kRowTile) / 2, kValuePitch = 20;
+constexpr int kMostDownWarps = 2 * (kMostDownChoices + 1);  ///< 88 registers a thread
+constexpr int kDownRows = static_cast<int>(kRowTile) / 2, kValuePitch = 20;
 
 struct DownTask {
     Groups routed, shared;
@@ -25,8 +27,9 @@ struct DownTask {
 /// grid.x counts tiles of 16 output rows, grid.y the step's rows; a pair of warps for each expert, the shared
 /// one last. Of the half of a tile that a warp has, the lower lanes have the even rows, a chunk a lane.
 template <Format F>
-__global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_step(const __grid_constant__ DownTask a) {
-    constexpr unsigned P = pieces_of(F), R = kDownRows / 2, kCodePitch = kDownChunks * P * kPiece,
+__global__ void __launch_bounds__(32 * kMostDownWarps)
+    experts_down_decode(const __grid_constant__ DownTask a) {
+    constexpr unsigned P = words128_of(F), R = kDownRows / 2, kCodePitch = kDownChunks * P * kWord128,
                        kColumns = kDownChunks * num::kChunk;
     constexpr unsigned kScalePitch = static_cast<unsigned>(scale_pitch_of(F, kDownChunks)),
                        kInput = planes_of<F> * plane_pitch(kDownChunks);
@@ -34,7 +37,7 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_step(const _
                    half = warp % 2, t = blockIdx.y;
     const auto top_k = static_cast<unsigned>(a.top_k), chosen = t * top_k;
     const bool shared = j == top_k;
-    start_next();
+    trigger_dependents();
     const std::uint32_t group = shared ? 0u : static_cast<std::uint32_t>(__ldcg(a.experts + chosen + j));
     auto* inputs = reinterpret_cast<uint4*>(shared_bytes());  // [top_k + 1][kInput]
     auto* values =
@@ -48,16 +51,16 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_step(const _
         shared ? a.shared_act + std::size_t{t} * kColumns : a.act + std::size_t{chosen + j} * kColumns;
     const Groups m = shared ? a.shared : a.routed;
     const std::uint8_t* codes =
-        m.codes + ((first + upper) * kCodePitch + place * kPiece) + std::uint64_t{group} * m.code_bytes;
+        m.codes + ((first + upper) * kCodePitch + place * kWord128) + std::uint64_t{group} * m.code_bytes;
     const std::uint8_t* scales =
         m.scales + (first + upper) * kScalePitch + std::uint64_t{group} * m.scale_bytes;
     Fetched<F, R> f;
 #pragma unroll
     for (unsigned i = 0; i < R; ++i)
-        fetch_chunk(f, static_cast<int>(i), codes + 2 * i * kCodePitch, kDownChunks * kPiece,
+        fetch_chunk(f, static_cast<int>(i), codes + 2 * i * kCodePitch, kDownChunks * kWord128,
                     scales + 2 * i * kScalePitch, static_cast<int>(place));
     const float multiplier = m.multipliers ? m.multipliers[group * m.rows + first + lane % kDownRows] : 1.0f;
-    await_previous();
+    wait_for_prerequisites();
     float weight = 0.0f, gate = 0.0f;  // of the first warp, which adds up
     if (warp == 0) {
         if (lane < top_k) weight = a.weights[chosen + lane];
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_step(const _
     if (warp != 0) return;
     float sum = 0.0f;
 #pragma unroll
-    for (unsigned i = 0; i < kMostDownTop; ++i) {
+    for (unsigned i = 0; i < kMostDownChoices; ++i) {
         const float w = __shfl_sync(kWholeWarp, weight, static_cast<int>(i));
         if (i < top_k) sum = num::expert_add(w, results[i * kRowTile + place], sum);
     }
@@ -95,35 +98,31 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_step(const _
 
 }  // namespace
 
-bool experts_down_segments(const MatrixView& routed, const MatrixView& shared, const Routes& routes,
-                           const float* act, const float* shared_act, const float* shared_gate,
-                           std::int64_t rows, float* out, std::int64_t stride, const Card&,
-                           cudaStream_t stream) {
-    const auto whole = [](const MatrixView& m) { return near(m) && m.cols == kDownChunks * num::kChunk; };
-    if (!whole(routed) || !whole(shared) || !aligned(act) || !aligned(shared_act) || routes.top_k < 1 ||
-        routes.top_k > kMostDownTop)
-        return false;
-    const DownTask a{groups_of(routed),
-                     groups_of(shared),
-                     routes.experts,
-                     routes.weights,
-                     act,
-                     shared_act,
-                     shared_gate,
-                     out,
-                     stride,
-                     routes.top_k,
-                     routed.rows};
-    return with_format<Format::fp8_row, Format::nvfp4, Format::mxfp4>(routed, shared, [&](auto format) {
-        constexpr Format F = format();
-        const auto experts = static_cast<std::size_t>(a.top_k + 1);
-        const std::size_t bytes = experts * (planes_of<F> * plane_pitch(kDownChunks) * kPiece +
-                                             (2 * kDownRows * kValuePitch + kRowTile) * sizeof(float));
-        static const bool allowed = (allow_shared(experts_down_step<F>, 64 * 1024), true);
-        static_cast<void>(allowed);
-        launch_early("experts_down", experts_down_step<F>,
-                     dim3(static_cast<unsigned>(padded_rows(a.rows) / kRowTile), static_cast<unsigned>(rows)),
-                     dim3(static_cast<unsigned>(64 * experts)), bytes, stream, a);
+void decode_experts_down(const ExpertsDown& e, cudaStream_t stream) {
+    const DownTask a{.routed = groups_of(e.routed),
+                     .shared = groups_of(e.shared),
+                     .experts = e.routes.experts,
+                     .weights = e.routes.weights,
+                     .act = e.act,
+                     .shared_act = e.shared_act,
+                     .shared_gate = e.shared_gate,
+                     .out = e.out,
+                     .stride = e.stride,
+                     .top_k = e.routes.top_k,
+                     .rows = e.routed.rows};
+    with_format(e.routed.format, [&]<Format F>() {
+        // More words of 16 bytes a lane are too many registers, and blocks of 128 columns another sum.
+        if constexpr (FormatTraits<F>::kWords128 <= 2 && !FormatTraits<F>::kBlockScaled) {
+            const auto experts = static_cast<std::size_t>(a.top_k + 1);
+            const std::size_t bytes = experts * (planes_of<F> * plane_pitch(kDownChunks) * kWord128 +
+                                                 (2 * kDownRows * kValuePitch + kRowTile) * sizeof(float));
+            static const bool allowed = (allow_shared(experts_down_decode<F>, 64 * 1024), true);
+            static_cast<void>(allowed);
+            launch_pdl(
+                "experts_down", experts_down_decode<F>,
+                dim3(static_cast<unsigned>(padded_rows(a.rows) / kRowTile), static_cast<unsigned>(e.rows)),
+                dim3(static_cast<unsigned>(64 * experts)), bytes, stream, a);
+        }
     });
 }
 

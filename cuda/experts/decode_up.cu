@@ -9,6 +9,8 @@
 // search. The warps of the last choices, which wait longest, stage the input meanwhile. Ids are found in
 // falling order of their logits; where an expert's hidden values belong is needed, and known, when they are
 // ready.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
 #include "decode.cuh"
@@ -17,7 +19,6 @@
 namespace ftmpi::cuda {
 namespace {
 
-constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach, kMostTop = 8;
 constexpr int kMostUpWarps = 20;  ///< 96 registers a thread, and room for two blocks of half as many warps
 enum Barrier { kStaged = 1, kPlaced, kFound };  ///< kFound + n: choice n; all are below 16
 
@@ -39,9 +40,9 @@ struct UpTask {
 /// What a block found out about its row.
 struct Choice {
     RouteSpace space;
-    std::int32_t expert[kMostTop];  ///< in the order of being found
-    int place[32];                  ///< of each of them, when ids rise
-    float weights[kMostTop];        ///< of a row that is not finite
+    std::int32_t expert[kMostUpChoices];  ///< in the order of being found
+    int place[32];                        ///< of each of them, when ids rise
+    float weights[kMostUpChoices];        ///< of a row that is not finite
 };
 
 /// The warp that chooses.
@@ -76,21 +77,21 @@ __device__ __forceinline__ void choose(const UpTask& a, Choice& choice, int t, i
         ids[lane] = choice.expert[lane];
         weights[lane] = choice.weights[lane];
     }
-    publish_to_next();
+    publish_to_dependents();
 }
 
 /// grid.y counts the step's rows. A unit is the rows of gate and of up that a warp works on together.
 template <Format F, int kSets, bool kRoute>
-__global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __grid_constant__ UpTask a) {
+__global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const __grid_constant__ UpTask a) {
     constexpr int R = expert_rows(F), H = R / 2, kChunks = 32 * kSets;
     constexpr int kCodePitch = code_pitch_of_sets<F, kSets>, kScalePitch = scale_pitch_of_sets<F, kSets>;
     __shared__ Choice choice;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
-    if (!kRoute || blockIdx.x != 0) start_next();  // the first block publishes the choice before
+    if (!kRoute || blockIdx.x != 0) trigger_dependents();  // the first block publishes the choice before
     const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.members, workers = members * a.copies;
     if constexpr (kRoute)
         if (warp < 0) {
-            await_previous();
+            wait_for_prerequisites();
             return choose(a, choice, t, lane);
         }
     SumBuffer& buffer = reinterpret_cast<SumBuffer*>(shared_bytes())[warp];
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __
     const bool any = mine < width;  // a warp without rows goes along
     const int first = any ? mine : 0;
     std::uint32_t group = 0;
-    if (!shared) await_previous();
+    if (!shared) wait_for_prerequisites();
     if constexpr (!kRoute)
         if (!shared) group = static_cast<std::uint32_t>(a.experts[t * a.top_k + nth]);
     // The warps of the last choices stage the input: before their weights when they have to wait for the
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __
         stage();
         wait_at(kStaged, 32 * workers);
     }
-    const std::uint8_t* codes = m.codes + static_cast<std::uint32_t>(first * kCodePitch + lane * kPiece);
+    const std::uint8_t* codes = m.codes + static_cast<std::uint32_t>(first * kCodePitch + lane * kWord128);
     const std::uint8_t* scales = m.scales + static_cast<std::uint32_t>(first * kScalePitch);
     const std::uint32_t codes_up = static_cast<std::uint32_t>(width * kCodePitch),
                         scales_up = static_cast<std::uint32_t>(width * kScalePitch);
@@ -135,11 +136,12 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __
     for (int s = 0; s < kSets; ++s)
 #pragma unroll
         for (int r = 0; r < R; ++r)
-            fetch_chunk(sets[s], r,
-                        codes + (r / H) * codes_up + (r % H) * kCodePitch + s * pieces_of(F) * 32 * kPiece,
-                        32 * kPiece, scales + (r / H) * scales_up + (r % H) * kScalePitch, s * 32 + lane);
+            fetch_chunk(
+                sets[s], r,
+                codes + (r / H) * codes_up + (r % H) * kCodePitch + s * words128_of(F) * 32 * kWord128,
+                32 * kWord128, scales + (r / H) * scales_up + (r % H) * kScalePitch, s * 32 + lane);
     const float multiplier = m.multipliers ? m.multipliers[group * m.rows + multiplied] : 1.0f;
-    if (shared) await_previous();  // its weights do not depend on the kernel before
+    if (shared) wait_for_prerequisites();  // its weights do not depend on the kernel before
     if (!kRoute && stages) stage();
     if (!kRoute || !stages) wait_at(kStaged, 32 * workers);
     OrderedSums<F, R, 1, false> sums(buffer, lane);
@@ -164,59 +166,45 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_step(const __
 
 }  // namespace
 
-bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const Routes& routes,
-                      const float* logits, int experts, const float* x, std::int64_t rows, float* act,
-                      std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card,
-                      cudaStream_t stream) {
-    constexpr int kSets = 2;
-    const bool has_shared = shared.rows != 0;
-    const auto whole = [](const MatrixView& m) {
-        return near(m) && m.cols == kSets * 32 * num::kChunk && m.rows / 2 % (expert_rows(m.format) / 2) == 0;
-    };
-    if (routed.rows == 0 || !whole(routed) || (has_shared && !whole(shared)) || !aligned(x) ||
-        routes.top_k < 1 || routes.top_k > kMostTop)
-        return false;
-    if (logits && (experts > kMostRouted || routes.top_k > experts)) return false;
-    UpTask a{groups_of(routed),
-             groups_of(shared),
-             routes.experts,
-             logits,
-             routes.experts,
-             routes.weights,
-             x,
-             act,
-             shared_act,
-             stride,
-             shared_stride,
-             routes.top_k,
-             routes.top_k + (has_shared ? 1 : 0),
-             routed.rows / 2,
-             shared.rows / 2,
-             experts,
-             1};
-    return with_format<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>(
-        routed, has_shared ? shared : routed, [&](auto format) {
-            constexpr Format F = format();
-            constexpr auto most_bytes = [](int workers) {
-                return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
-                       std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kPiece;
-            };
-            static const bool allowed =
-                (allow_shared(experts_up_step<F, kSets, true>, most_bytes(kMostUpWarps)),
-                 allow_shared(experts_up_step<F, kSets, false>, most_bytes(kMostUpWarps)), true);
-            static_cast<void>(allowed);
-            const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
-            a.copies = units > card.multiprocessors ? 2 : 1;
-            const int workers = a.copies * a.members;
-            // As in experts.cu: a kernel that chose the experts has ended before this one lets the next
-            // begin.
-            launch_when(
-                logits, "experts_up",
-                logits ? experts_up_step<F, kSets, true> : experts_up_step<F, kSets, false>,
-                dim3(static_cast<unsigned>((units + a.copies - 1) / a.copies), static_cast<unsigned>(rows)),
-                dim3(static_cast<unsigned>(32 * (workers + (logits ? 1 : 0)))), most_bytes(workers), stream,
-                a);
-        });
+void decode_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream) {
+    constexpr int kSets = kUpSets;
+    UpTask a{.routed = groups_of(e.routed),
+             .shared = groups_of(e.shared),
+             .experts = e.routes.experts,
+             .logits = e.logits,
+             .chosen = e.routes.experts,
+             .weights = e.routes.weights,
+             .x = e.x,
+             .act = e.act,
+             .shared_act = e.shared_act,
+             .stride = e.stride,
+             .shared_stride = e.shared_stride,
+             .top_k = e.routes.top_k,
+             .members = e.routes.top_k + (e.shared.rows ? 1 : 0),
+             .width = e.routed.rows / 2,
+             .shared_width = e.shared.rows / 2,
+             .count = e.experts,
+             .copies = 1};
+    with_format(e.routed.format, [&]<Format F>() {
+        constexpr auto most_bytes = [](int workers) {
+            return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
+                   std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kWord128;
+        };
+        static const bool allowed =
+            (allow_shared(experts_up_decode<F, kSets, true>, most_bytes(kMostUpWarps)),
+             allow_shared(experts_up_decode<F, kSets, false>, most_bytes(kMostUpWarps)), true);
+        static_cast<void>(allowed);
+        const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
+        a.copies = units > card.multiprocessors ? 2 : 1;
+        const int workers = a.copies * a.members;
+        // As in decode_any.cu: a kernel that chose the experts has ended before this one lets the next
+        // begin.
+        launch_pdl_if(
+            e.logits, "experts_up",
+            e.logits ? experts_up_decode<F, kSets, true> : experts_up_decode<F, kSets, false>,
+            dim3(static_cast<unsigned>((units + a.copies - 1) / a.copies), static_cast<unsigned>(e.rows)),
+            dim3(static_cast<unsigned>(32 * (workers + (e.logits ? 1 : 0)))), most_bytes(workers), stream, a);
+    });
 }
 
 }  // namespace ftmpi::cuda

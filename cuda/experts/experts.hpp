@@ -1,37 +1,50 @@
-// The experts of many rows, and of few rows at the shapes of real models, apart from those of few rows of any
-// shape.
+// The experts of a step: what a call computes, and the kernels that do it (kernels.hpp says when).
+//
+// T rows, E experts, F their intermediate width, H hidden.
 #pragma once
 
-#include "../launch.hpp"
+#include "../kernels.hpp"
 
 namespace ftmpi::cuda {
 
-/// Rows of gate and up, or of down, that a warp works on together; at least one gate row and its up row.
-constexpr int expert_rows(Format f) { return f == Format::bf16 ? 2 : 4 / pieces_of(f); }
+/// act = silu(gate) * up of every row's chosen experts, and of the shared expert.
+struct ExpertsUp {
+    MatrixView routed;              ///< [E][2 F here][H]: gate rows, then up rows
+    MatrixView shared;              ///< the same of the shared expert; without rows where there is none
+    std::int64_t groups = 0;        ///< E
+    Routes routes;                  ///< [T][top_k]
+    const float* logits = nullptr;  ///< [T][E]: the kernel chooses; null: routes.experts are chosen
+    int experts = 0;                ///< E, of logits
+    const float* x = nullptr;       ///< [T][H]
+    std::int64_t rows = 0;          ///< T
+    float* act = nullptr;           ///< [T][top_k][stride]
+    float* shared_act = nullptr;    ///< [T][shared_stride]
+    std::int64_t stride = 0, shared_stride = 0;
+};
 
-/// Without a shared expert, a matrix without rows.
-inline MatrixView view_of(const Matrix* m) { return m ? cuda_matrix(*m).view() : MatrixView{}; }
+/// The sum of down(act) over a row's experts in rising id, the shared expert last.
+struct ExpertsDown {
+    MatrixView routed;        ///< [E][H here][F]
+    MatrixView shared;        ///< the same; without rows where there is no shared expert
+    std::int64_t groups = 0;  ///< E
+    Routes routes;
+    const float* act = nullptr;          ///< [T][top_k][F]
+    const float* shared_act = nullptr;   ///< [T][F of the shared expert]
+    const float* shared_gate = nullptr;  ///< [T]
+    std::int64_t rows = 0;               ///< T
+    float* out = nullptr;                ///< [T][stride]
+    std::int64_t stride = 0;
+};
 
 /// Refuses more than the kernels of many rows count: experts, and experts chosen in one step.
 void check_sorted(std::int64_t rows, int top_k, std::int64_t experts);
-/// Both have rows; checked by the caller, as are the numbers of columns and output rows.
-void experts_up_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
-                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
-                     std::int64_t shared_stride, Scratch scratch, cudaStream_t stream);
-void experts_down_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
-                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
-                       std::int64_t stride, Scratch scratch, cudaStream_t stream);
 
-/// route_up() (with `logits` of `experts` experts) or experts_up() (null: routes.experts are chosen) of few
-/// rows of whole sets of chunks. False: there is none for these shapes and formats, and nothing was launched.
-bool experts_up_whole(const MatrixView& routed, const MatrixView& shared, const Routes& routes,
-                      const float* logits, int experts, const float* x, std::int64_t rows, float* act,
-                      std::int64_t stride, float* shared_act, std::int64_t shared_stride, const Card& card,
-                      cudaStream_t stream);
-/// experts_down() of few rows of 16 chunks; false as above.
-bool experts_down_segments(const MatrixView& routed, const MatrixView& shared, const Routes& routes,
-                           const float* act, const float* shared_act, const float* shared_gate,
-                           std::int64_t rows, float* out, std::int64_t stride, const Card& card,
-                           cudaStream_t stream);
+void decode_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream);
+void any_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream);
+void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream);
+
+void decode_experts_down(const ExpertsDown& e, cudaStream_t stream);
+void any_experts_down(const ExpertsDown& e, const Card& card, cudaStream_t stream);
+void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

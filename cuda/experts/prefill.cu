@@ -1,5 +1,7 @@
 // The experts of many rows: choices sorted by expert on the device, tiles of up to 64 choices of one expert,
 // and the experts' results added row by row in rising id.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
 #include "../device_code.hpp"
@@ -71,8 +73,8 @@ Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts,
 /// One block. Sorts the choices by expert and lists tiles: the shared expert's first, then the experts' in
 /// rising id. The order of choices inside an expert is free: each result is computed by itself.
 __global__ void __launch_bounds__(kThreads)
-    sort_choices(const std::int32_t* experts_of, int choices, int experts, int rows, bool any_routed,
-                 bool any_shared, std::int32_t* order, ExpertTile* tiles, std::int32_t* tile_count) {
+    sort_by_expert(const std::int32_t* experts_of, int choices, int experts, int rows, bool any_routed,
+                   bool any_shared, std::int32_t* order, ExpertTile* tiles, std::int32_t* tile_count) {
     auto* count = reinterpret_cast<int*>(shared_bytes());
     int* next = count + experts;
     const int thread = static_cast<int>(threadIdx.x),
@@ -122,15 +124,15 @@ void sort(const Routes& routes, std::int64_t rows, std::int64_t experts, bool an
           const Layout& l, cudaStream_t stream) {
     check_sorted(rows, routes.top_k, experts);
     const std::size_t shared = static_cast<std::size_t>(experts) * kBytesPerExpert;
-    launch("sort choices", sort_choices, dim3(1), dim3(kThreads), shared, stream, routes.experts,
+    launch("sort choices", sort_by_expert, dim3(1), dim3(kThreads), shared, stream, routes.experts,
            static_cast<int>(rows * routes.top_k), static_cast<int>(experts), static_cast<int>(rows),
            any_routed, any_shared, l.order, l.tiles, l.tile_count);
 }
 
 void launch_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, const Layout& l,
                   cudaStream_t stream) {
-    (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(kind, task, format, grid_rows,
-                                                               static_cast<int>(l.most_tiles), stream);
+    (is_4bit(format) ? gemm_4bit : gemm_exact)(kind, task, format, grid_rows, static_cast<int>(l.most_tiles),
+                                               stream);
 }
 
 /// Both sides in one launch when they have one format.
@@ -166,57 +168,54 @@ std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t expe
         .bytes;
 }
 
-void experts_up_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
-                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
-                     std::int64_t shared_stride, Scratch scratch, cudaStream_t stream) {
+void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream) {
     TileTask a;
-    a.matrices[0].m = cuda_matrix(routed).view();
-    a.matrices[1].m = view_of(shared);
+    a.matrices[0].m = e.routed;
+    a.matrices[1].m = e.shared;
     const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
     const std::int64_t cols = r.rows ? r.cols : s.cols;
-    const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, rows, 0, cols, 0, 0, 0);
-    sort(routes, rows, routed.groups, r.rows > 0, s.rows > 0, l, stream);
+    const Layout l = layout_of(scratch.data, e.rows, e.routes.top_k, e.groups, e.rows, 0, cols, 0, 0, 0);
+    sort(e.routes, e.rows, e.groups, r.rows > 0, s.rows > 0, l, stream);
     if ((r.rows && is_4bit(r.format)) || (s.rows && is_4bit(s.format)))
-        code_rows(x, rows, cols, l.coded, stream);
-    a.matrices[0].out = act;
-    a.matrices[0].stride = stride;
-    a.matrices[1].out = shared_act;
-    a.matrices[1].stride = shared_stride;
+        code_rows(e.x, e.rows, cols, l.coded, stream);
+    a.matrices[0].out = e.act;
+    a.matrices[0].stride = e.stride;
+    a.matrices[1].out = e.shared_act;
+    a.matrices[1].stride = e.shared_stride;
     for (int i = 0; i < 2; ++i) {
-        a.matrices[i].x = x;
+        a.matrices[i].x = e.x;
         a.matrices[i].coded = l.coded;
     }
     a.count = 2;
     a.tiles = l.tiles;
     a.tile_count = l.tile_count;
     a.order = l.order;
-    a.divisor = routes.top_k;
+    a.divisor = e.routes.top_k;
     const auto grid = [](int matrix_rows) { return (matrix_rows / 2 + kTileRows / 2 - 1) / (kTileRows / 2); };
     launch_sides(TileKind::up, a, grid(r.rows), grid(s.rows), l, stream);
 }
 
-void experts_down_many(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
-                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
-                       std::int64_t stride, Scratch scratch, cudaStream_t stream) {
+void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t stream) {
     TileTask a;
-    a.matrices[0].m = cuda_matrix(routed).view();
-    a.matrices[1].m = view_of(shared);
+    a.matrices[0].m = e.routed;
+    a.matrices[1].m = e.shared;
     const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
-    const std::int64_t choices = rows * routes.top_k;
-    const Layout l = layout_of(scratch.data, rows, routes.top_k, routed.groups, choices, rows, r.cols, s.cols,
-                               choices + rows, r.rows);
-    sort(routes, rows, routed.groups, true, shared, l, stream);
-    if (is_4bit(r.format)) code_rows(act, choices, r.cols, l.coded, stream);
-    if (shared && is_4bit(s.format)) code_rows(shared_act, rows, s.cols, l.shared_coded, stream);
+    const bool any_shared = s.rows > 0;
+    const std::int64_t choices = e.rows * e.routes.top_k;
+    const Layout l = layout_of(scratch.data, e.rows, e.routes.top_k, e.groups, choices, e.rows, r.cols,
+                               s.cols, choices + e.rows, r.rows);
+    sort(e.routes, e.rows, e.groups, true, any_shared, l, stream);
+    if (is_4bit(r.format)) code_rows(e.act, choices, r.cols, l.coded, stream);
+    if (any_shared && is_4bit(s.format)) code_rows(e.shared_act, e.rows, s.cols, l.shared_coded, stream);
     // As many output columns at a time as the scratch memory holds results of.
     const std::int64_t whole = (r.rows + kTileRows - 1) / kTileRows * kTileRows;
     const std::int64_t fit =
-        static_cast<std::int64_t>(l.result_bytes) / (4 * (choices + rows)) / kTileRows * kTileRows;
+        static_cast<std::int64_t>(l.result_bytes) / (4 * (choices + e.rows)) / kTileRows * kTileRows;
     const std::int64_t slice = std::min(whole, fit);
-    a.matrices[0].x = act;
+    a.matrices[0].x = e.act;
     a.matrices[0].coded = l.coded;
     a.matrices[0].out = l.results;
-    a.matrices[1].x = shared_act;
+    a.matrices[1].x = e.shared_act;
     a.matrices[1].coded = l.shared_coded;
     a.matrices[1].out = l.results + choices * slice;
     a.matrices[0].stride = a.matrices[1].stride = slice;
@@ -230,10 +229,10 @@ void experts_down_many(const Matrix& routed, const Matrix* shared, const Routes&
         a.first_row = static_cast<int>(first);
         const auto columns = static_cast<int>(std::min(slice, r.rows - first)),
                    tiles = (columns + kTileRows - 1) / kTileRows;
-        launch_sides(TileKind::down, a, tiles, shared ? tiles : 0, l, stream);
-        launch("combine experts", combine, dim3(static_cast<unsigned>(rows)), dim3(256), 0, stream, l.results,
-               a.matrices[1].out, routes.weights, shared_gate, routes.top_k, columns, slice, out + first,
-               stride);
+        launch_sides(TileKind::down, a, tiles, any_shared ? tiles : 0, l, stream);
+        launch("combine experts", combine, dim3(static_cast<unsigned>(e.rows)), dim3(256), 0, stream,
+               l.results, a.matrices[1].out, e.routes.weights, e.shared_gate, e.routes.top_k, columns, slice,
+               e.out + first, e.stride);
     }
 }
 

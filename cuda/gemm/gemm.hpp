@@ -27,6 +27,15 @@ enum class TileKind {
     down,   ///< 128 rows of one expert
 };
 
+/// f.operator()<K>() for the K that `kind` is.
+template <class Function> void with_kind(TileKind kind, Function f) {
+    switch (kind) {
+        case TileKind::plain: return f.template operator()<TileKind::plain>();
+        case TileKind::up: return f.template operator()<TileKind::up>();
+        case TileKind::down: return f.template operator()<TileKind::down>();
+    }
+}
+
 /// One matrix, or all routed experts, or the shared expert.
 struct TileMatrix {
     MatrixView m;
@@ -57,10 +66,10 @@ struct TileTask {
 
 /// Queues the tiles of weights of one kind: the matrices whose format is floating, or 4-bit. grid_rows: tiles
 /// along the matrix rows, grid_inputs: groups of inputs (experts: at least *tile_count).
-void launch_float_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
-                        cudaStream_t stream);
-void launch_4bit_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
-                       cudaStream_t stream);
+void gemm_exact(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+                cudaStream_t stream);
+void gemm_4bit(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+               cudaStream_t stream);
 
 /// Queues the coding of x [rows][cols].
 void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows to, cudaStream_t stream);
@@ -69,7 +78,7 @@ void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows t
 
 /// A block's part of a task. Tile row i < 64 is matrix row low + i, tile row i >= 64 is high + i - 64; rows
 /// at or beyond their limit do not count.
-struct TilePlace {
+struct TileExtent {
     const TileMatrix* matrix;
     MatrixView m;  ///< of the tile's group
     int low, high, low_limit, high_limit;
@@ -78,7 +87,7 @@ struct TilePlace {
 };
 
 /// False when this block has nothing to do.
-template <TileKind Kind> __device__ inline bool place_of(const TileTask& a, Format format, TilePlace& p) {
+template <TileKind Kind> __device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p) {
     int tile = static_cast<int>(blockIdx.x);
     if constexpr (Kind == TileKind::plain) {
         int j = 0;
@@ -123,18 +132,18 @@ template <TileKind Kind> __device__ inline bool place_of(const TileTask& a, Form
 }
 
 /// Input row and result row of the tile's input n (any n: those beyond the last repeat it).
-template <TileKind Kind> __device__ inline int input_row(const TileTask& a, const TilePlace& p, int n) {
+template <TileKind Kind> __device__ inline int input_row(const TileTask& a, const TileExtent& p, int n) {
     const int i = p.first + (n < p.count ? n : p.count - 1);
     return p.order ? p.order[i] / a.divisor : i;
 }
-__device__ inline int result_row(const TilePlace& p, int n) {
+__device__ inline int result_row(const TileExtent& p, int n) {
     return p.order ? p.order[p.first + n] : p.first + n;
 }
 
 /// What becomes of finished values: (tile row, input) -> value of the whole dot product but the multiplier.
 /// `upper` is that of tile row + 64.
 template <TileKind Kind>
-__device__ inline void store_result(const TileTask& a, const TilePlace& p, int row, float* out, float value,
+__device__ inline void store_result(const TileTask& a, const TileExtent& p, int row, float* out, float value,
                                     float upper) {
     const int low = p.low + row;
     if constexpr (Kind == TileKind::up) {

@@ -5,6 +5,8 @@
 // lane keeps 64 segment sums and decodes only weights of its own. Per result and chunk of 32: one product
 // instruction (of four), 2 combinations of byte planes, 2 conversions, 4 float operations, and about 2.5 of
 // decoding and loading: 11 for 32 multiply-adds, where a float kernel needs 32 fmas.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include "../gemv/chunk_dot.cuh"
 #include "gemm.hpp"
 
@@ -15,7 +17,7 @@ constexpr int kThreads = 128, kStageChunks = 4, kColumns = kTileInputs / 8;
 constexpr int kCodes = kStageChunks * kTileInputs * 4;           // 16-byte units of a stage
 constexpr int kStage = kCodes + kTileInputs * kStageChunks / 4;  // with the units of its chunks
 constexpr std::size_t kSharedBytes =
-    2 * kStage * kPiece + kTileInputs * sizeof(int) + sizeof(float) * 64 * kThreads;
+    2 * kStage * kWord128 + kTileInputs * sizeof(int) + sizeof(float) * 64 * kThreads;
 
 /// A lane's weights of a stage: word lane % 4 of each chunk of four rows, and their scales.
 struct Weights {
@@ -24,9 +26,9 @@ struct Weights {
 };
 
 template <Format F, TileKind Kind>
-__global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant__ TileTask a) {
-    TilePlace p;
-    if (!place_of<Kind>(a, F, p)) return;
+__global__ void __launch_bounds__(kThreads, 2) gemm_4bit_tiles(const __grid_constant__ TileTask a) {
+    TileExtent p;
+    if (!extent_of<Kind>(a, F, p)) return;
     auto* stages = reinterpret_cast<uint4*>(shared_bytes());
     auto* rows_in = reinterpret_cast<int*>(stages + 2 * kStage);
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4,
@@ -73,10 +75,8 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
             if (chunk >= chunks) break;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                n.codes[i][c] = __ldg(reinterpret_cast<const std::uint32_t*>(codes[i] + chunk * kPiece));
-                n.scales[i][c] = F == Format::nvfp4
-                                     ? __ldg(reinterpret_cast<const std::uint16_t*>(scales[i]) + chunk)
-                                     : __ldg(scales[i] + chunk);
+                n.codes[i][c] = __ldg(reinterpret_cast<const std::uint32_t*>(codes[i] + chunk * kWord128));
+                n.scales[i][c] = scale_of_chunk<F>(scales[i], chunk, [](const auto* p) { return __ldg(p); });
             }
         }
     };
@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             decode_e2m1_signed(now.codes[i][c], weight[i][0], weight[i][1]);
-            if constexpr (F == Format::nvfp4) decode_e4m3_pair(now.scales[i][c], scale[i][0], scale[i][1]);
-            else scale[i][0] = num::from_e8m0(static_cast<std::uint8_t>(now.scales[i][c]));
+            FormatTraits<F>::decode_scale(now.scales[i][c], scale[i]);
         }
         const auto* units = reinterpret_cast<const float*>(stage + kCodes) + c;
 #pragma unroll
@@ -116,12 +115,8 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
                 for (int e = 0; e < 4; ++e) {
                     const int sum0 = high0[e] * num::kPlane + low0[e],
                               sum1 = high1[e] * num::kPlane + low1[e];
-                    const float* s = scale[2 * half + e / 2];
-                    float v;
-                    if constexpr (F == Format::nvfp4)
-                        v = num::fma(static_cast<float>(sum1), s[1], static_cast<float>(sum0) * s[0]) *
-                            unit[e % 2];
-                    else v = (static_cast<float>(sum0 + sum1) * s[0]) * unit[e % 2];
+                    const float v =
+                        FormatTraits<F>::chunk_value(sum0, sum1, scale[2 * half + e / 2], unit[e % 2]);
                     segment[half][n][e] = segment[half][n][e] + v;
                 }
             }
@@ -172,17 +167,9 @@ __global__ void __launch_bounds__(kThreads, 2) code_tiles(const __grid_constant_
 }
 
 template <Format F, TileKind Kind> void launch_kind(const TileTask& a, dim3 grid, cudaStream_t stream) {
-    static const bool allowed = (allow_shared(code_tiles<F, Kind>, kSharedBytes), true);
+    static const bool allowed = (allow_shared(gemm_4bit_tiles<F, Kind>, kSharedBytes), true);
     static_cast<void>(allowed);
-    launch("matrix tiles", code_tiles<F, Kind>, grid, dim3(kThreads), kSharedBytes, stream, a);
-}
-
-template <Format F> void launch_format(TileKind kind, const TileTask& a, dim3 grid, cudaStream_t stream) {
-    switch (kind) {
-        case TileKind::plain: return launch_kind<F, TileKind::plain>(a, grid, stream);
-        case TileKind::up: return launch_kind<F, TileKind::up>(a, grid, stream);
-        case TileKind::down: return launch_kind<F, TileKind::down>(a, grid, stream);
-    }
+    launch("matrix tiles", gemm_4bit_tiles<F, Kind>, grid, dim3(kThreads), kSharedBytes, stream, a);
 }
 
 /// blockIdx.x counts rows, blockIdx.y parts of a row.
@@ -206,11 +193,13 @@ __global__ void code_blocks(const float* x, std::int64_t cols, int coded, CodedR
 
 }  // namespace
 
-void launch_4bit_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
-                       cudaStream_t stream) {
+void gemm_4bit(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+               cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(grid_rows), static_cast<unsigned>(grid_inputs));
-    if (format == Format::nvfp4) return launch_format<Format::nvfp4>(kind, task, grid, stream);
-    launch_format<Format::mxfp4>(kind, task, grid, stream);
+    with_format(format, [&]<Format F>() {
+        if constexpr (is_4bit(F))
+            with_kind(kind, [&]<TileKind K>() { launch_kind<F, K>(task, grid, stream); });
+    });
 }
 
 void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows to, cudaStream_t stream) {

@@ -62,8 +62,8 @@ __global__ void round_rows(const float* x, std::int64_t units, int cols, int sta
 /// Rows [row0, row0 + 128) of the matrix, inputs [input0, input0 + 128).
 template <Format F>
 __device__ __forceinline__ void fast_tile(const FastTask& a, const FastMatrix& matrix, int row0, int input0) {
-    constexpr bool kBlocks = F == Format::fp8_block;
-    constexpr int kUnits = row_bytes(F) / 16, kBatches = kRows * kUnits / kThreads, P = pieces_of(F);
+    constexpr bool kBlocks = FormatTraits<F>::kBlockScaled;
+    constexpr int kUnits = row_bytes(F) / 16, kBatches = kRows * kUnits / kThreads, P = words128_of(F);
     const MatrixView& m = matrix.m;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4,
               w = lane % 4;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void fast_tile(const FastTask& a, const FastMatrix& m
             const int chunk = 2 * stage + which, unit = which * P + piece;
             const bool there = row0 + row < m.rows && chunk < chunks;
             const std::int64_t from =
-                there ? (row0 + row) * m.code_pitch + (set * P + piece * n + chunk - set) * kPiece : 0;
+                there ? (row0 + row) * m.code_pitch + (set * P + piece * n + chunk - set) * kWord128 : 0;
             const int at = F == Format::bf16 ? unit ^ (row & 1) : unit;
             copy_async_or_zero(weights + row * row_bytes(F) + at * 16, m.codes + from, there);
         }
@@ -199,7 +199,7 @@ __device__ __forceinline__ void fast_tile(const FastTask& a, const FastMatrix& m
 
 template <bool Blocks>
 __global__ void __launch_bounds__(kThreads, Blocks ? 1 : 2)
-    fast_products(const __grid_constant__ FastTask a) {
+    gemm_bf16_tiles(const __grid_constant__ FastTask a) {
     const int tile = static_cast<int>(blockIdx.x);
     int j = 0;
     while (j + 1 < a.count && tile >= a.matrices[j + 1].first_tile) ++j;
@@ -213,11 +213,11 @@ __global__ void __launch_bounds__(kThreads, Blocks ? 1 : 2)
 template <bool Blocks>
 void launch_tiles(const FastTask& a, int tiles, std::size_t shared, cudaStream_t stream) {
     static const bool allowed =
-        (allow_shared(fast_products<Blocks>,
+        (allow_shared(gemm_bf16_tiles<Blocks>,
                       kStages * std::size_t{stage_bytes(Blocks ? Format::fp8_block : Format::bf16)}),
          true);
     static_cast<void>(allowed);
-    launch("fast matrix tiles", fast_products<Blocks>,
+    launch("fast matrix tiles", gemm_bf16_tiles<Blocks>,
            dim3(static_cast<unsigned>(tiles), static_cast<unsigned>((a.rows + kInputs - 1) / kInputs)),
            dim3(kThreads), shared, stream, a);
 }
@@ -226,12 +226,12 @@ std::int64_t stages_of(std::int64_t cols) { return (cols + kColumns - 1) / kColu
 
 }  // namespace
 
-std::size_t fast_tiles_scratch(std::int64_t rows, std::int64_t cols) {
+std::size_t gemm_bf16_scratch(std::int64_t rows, std::int64_t cols) {
     return static_cast<std::size_t>(rows * stages_of(cols)) * kColumns * 2;
 }
 
-void fast_tiles(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
-                const Scratch& scratch, cudaStream_t stream) {
+void gemm_bf16(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
+               const Scratch& scratch, cudaStream_t stream) {
     FastTask a;
     a.rows = static_cast<int>(rows);
     a.stages = static_cast<int>(stages_of(cols));

@@ -8,8 +8,8 @@
 namespace ftmpi::cuda {
 
 /// Queues the products of matrices that are not 4-bit, all of x's `cols` columns.
-void fast_tiles(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
-                const Scratch& scratch, cudaStream_t stream);
-std::size_t fast_tiles_scratch(std::int64_t rows, std::int64_t cols);
+void gemm_bf16(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
+               const Scratch& scratch, cudaStream_t stream);
+std::size_t gemm_bf16_scratch(std::int64_t rows, std::int64_t cols);
 
 }  // namespace ftmpi::cuda

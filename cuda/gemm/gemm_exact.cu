@@ -5,6 +5,8 @@
 // chunk's chain starts at +0, so there are two sets of accumulators in registers (chunk, and segment or
 // block) and the outer sums, touched every 512 or 128 columns, lie in shared memory. Of 2350 instructions a
 // stage 2048 are fmas: at most 87% of the fma rate.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <type_traits>
 
 #include "../gemv/chunk_dot.cuh"
@@ -20,26 +22,26 @@ constexpr int kThreads = 128;
 template <Format F, int Q> struct Shape {
     static constexpr int kInputs = 32 * Q, kResults = 8 * 4 * Q;
     static constexpr int kA = num::kChunk * kTileRows, kB = num::kChunk * kInputs,
-                         kScales = F == Format::fp8_block ? kTileRows : 0;
+                         kScales = FormatTraits<F>::kBlockScaled ? kTileRows : 0;
     static constexpr int kStage = kA + kB + kScales;
     static constexpr int kOuter = kResults * kThreads;
     static constexpr std::size_t kBytes =
-        sizeof(float) * (2 * kStage + kOuter * (F == Format::fp8_block ? 2 : 1));
+        sizeof(float) * (2 * kStage + kOuter * (FormatTraits<F>::kBlockScaled ? 2 : 1));
 };
 
 /// What a thread has under way of the next stage: its row's chunk, and 2 * Q times four columns of inputs.
 template <Format F, int Q> struct Ahead {
-    uint4 codes[pieces_of(F)];
+    uint4 codes[words128_of(F)];
     float scale;
     float4 x[2 * Q];
 };
 
 /// Inputs [part, part + 32 * Q) of the tile.
 template <Format F, TileKind Kind, int Q>
-__device__ __forceinline__ void float_tile(const TileTask& a, const TilePlace& p, int part) {
+__device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& p, int part) {
     using S = Shape<F, Q>;
-    constexpr int P = pieces_of(F), C = 4 * Q;  // pieces of a chunk, result columns of a thread
-    constexpr bool kBlocks = F == Format::fp8_block;
+    constexpr int P = words128_of(F), C = 4 * Q;  // pieces of a chunk, result columns of a thread
+    constexpr bool kBlocks = FormatTraits<F>::kBlockScaled;
     auto* shared = reinterpret_cast<float*>(shared_bytes());
     float* total =
         shared + 2 * S::kStage + static_cast<int>(threadIdx.x);  // element e at total[e * kThreads]
@@ -89,17 +91,11 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TilePlace& p
 #pragma unroll
         for (int i = 0; i < P; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const std::uint32_t word = word_of(n.codes[i], j);
-                if constexpr (F == Format::bf16) {
-                    w[(8 * i + 2 * j) * kTileRows] = num::float_of(word << 16);
-                    w[(8 * i + 2 * j + 1) * kTileRows] = num::float_of(word & 0xffff0000u);
-                } else {
-                    float v[4];
-                    decode_e4m3(word, v);
+            for (int q = 0; q < 8 / P; ++q) {
+                float v[4];
+                FormatTraits<F>::decode(n.codes[i], q, v);
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) w[(16 * i + 4 * j + e) * kTileRows] = v[e];
-                }
+                for (int e = 0; e < 4; ++e) w[(4 * (i * (8 / P) + q) + e) * kTileRows] = v[e];
             }
         if constexpr (kBlocks) stage[S::kA + S::kB + thread] = n.scale;
 #pragma unroll
@@ -195,9 +191,9 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TilePlace& p
 }
 
 template <Format F, TileKind Kind, bool Wide>
-__global__ void __launch_bounds__(kThreads, 2) float_tiles(const __grid_constant__ TileTask a) {
-    TilePlace p;
-    if (!place_of<Kind>(a, F, p)) return;
+__global__ void __launch_bounds__(kThreads, 2) gemm_exact_tiles(const __grid_constant__ TileTask a) {
+    TileExtent p;
+    if (!extent_of<Kind>(a, F, p)) return;
     if constexpr (Wide)
         if (p.count > 32) return float_tile<F, Kind, 2>(a, p, 0);
     for (int part = 0; part < p.count; part += 32) float_tile<F, Kind, 1>(a, p, part);
@@ -211,34 +207,29 @@ template <Format F, TileKind Kind> void launch_kind(const TileTask& a, dim3 grid
         return bytes;
     }();
     if (Shape<F, 2>::kBytes <= static_cast<std::size_t>(most)) {
-        static const bool allowed = (allow_shared(float_tiles<F, Kind, true>, Shape<F, 2>::kBytes), true);
+        static const bool allowed =
+            (allow_shared(gemm_exact_tiles<F, Kind, true>, Shape<F, 2>::kBytes), true);
         static_cast<void>(allowed);
-        launch("matrix tiles", float_tiles<F, Kind, true>, grid, dim3(kThreads), Shape<F, 2>::kBytes, stream,
-               a);
+        launch("matrix tiles", gemm_exact_tiles<F, Kind, true>, grid, dim3(kThreads), Shape<F, 2>::kBytes,
+               stream, a);
     } else {
-        static const bool allowed = (allow_shared(float_tiles<F, Kind, false>, Shape<F, 1>::kBytes), true);
+        static const bool allowed =
+            (allow_shared(gemm_exact_tiles<F, Kind, false>, Shape<F, 1>::kBytes), true);
         static_cast<void>(allowed);
-        launch("matrix tiles", float_tiles<F, Kind, false>, grid, dim3(kThreads), Shape<F, 1>::kBytes, stream,
-               a);
-    }
-}
-
-template <Format F> void launch_format(TileKind kind, const TileTask& a, dim3 grid, cudaStream_t stream) {
-    switch (kind) {
-        case TileKind::plain: return launch_kind<F, TileKind::plain>(a, grid, stream);
-        case TileKind::up: return launch_kind<F, TileKind::up>(a, grid, stream);
-        case TileKind::down: return launch_kind<F, TileKind::down>(a, grid, stream);
+        launch("matrix tiles", gemm_exact_tiles<F, Kind, false>, grid, dim3(kThreads), Shape<F, 1>::kBytes,
+               stream, a);
     }
 }
 
 }  // namespace
 
-void launch_float_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
-                        cudaStream_t stream) {
+void gemm_exact(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+                cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(grid_rows), static_cast<unsigned>(grid_inputs));
-    if (format == Format::bf16) return launch_format<Format::bf16>(kind, task, grid, stream);
-    if (format == Format::fp8_row) return launch_format<Format::fp8_row>(kind, task, grid, stream);
-    launch_format<Format::fp8_block>(kind, task, grid, stream);
+    with_format(format, [&]<Format F>() {
+        if constexpr (!is_4bit(F))
+            with_kind(kind, [&]<TileKind K>() { launch_kind<F, K>(task, grid, stream); });
+    });
 }
 
 }  // namespace ftmpi::cuda

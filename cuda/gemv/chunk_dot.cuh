@@ -183,7 +183,7 @@ constexpr int half_of(int r) { return r > 1 ? r / 2 : 1; }
 
 /// The lane's chunk of R rows.
 template <Format F, int R> struct Fetched {
-    uint4 raw[R * pieces_of(F)];
+    uint4 raw[R * words128_of(F)];
     std::uint32_t
         scale[R];  ///< nvfp4: two codes; mxfp4: one; fp8_block: the bits of the scale of the chunk's block
 };
@@ -192,7 +192,7 @@ template <Format F, int R> struct Fetched {
 /// count as zeroes.
 template <Format F, int R>
 __device__ __forceinline__ void fetch(Fetched<F, R>& f, const RowSet& rows, int set, int lane, int limit) {
-    constexpr int P = pieces_of(F), H = half_of(R);
+    constexpr int P = words128_of(F), H = half_of(R);
     const int n = rows.chunks - set < 32 ? rows.chunks - set : 32;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -202,32 +202,20 @@ __device__ __forceinline__ void fetch(Fetched<F, R>& f, const RowSet& rows, int 
 #pragma unroll
         for (int p = 0; p < P; ++p)
             f.raw[r * P + p] =
-                valid ? load_once(codes + static_cast<std::uint32_t>((set * P + p * n + lane) * kPiece))
+                valid ? load_once(codes + static_cast<std::uint32_t>((set * P + p * n + lane) * kWord128))
                       : make_uint4(0, 0, 0, 0);
         f.scale[r] = 0;
         if (!valid) continue;
-        if constexpr (F == Format::nvfp4)
-            f.scale[r] = __ldg(reinterpret_cast<const std::uint16_t*>(scales) + set + lane);
-        if constexpr (F == Format::mxfp4) f.scale[r] = __ldg(scales + set + lane);
-        if constexpr (F == Format::fp8_block)
-            f.scale[r] = __ldg(reinterpret_cast<const std::uint32_t*>(scales) + (set + lane) / 4);
+        f.scale[r] = scale_of_chunk<F>(scales, set + lane, [](const auto* p) { return __ldg(p); });
     }
-}
-
-__device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
 /// Value of a chunk of 4-bit weights from its group sums.
 template <Format F>
 __device__ __forceinline__ float chunk_of_sums(int sum0, int sum1, std::uint32_t scale, float unit) {
-    if constexpr (F == Format::nvfp4) {
-        float first, second;
-        decode_e4m3_pair(scale, first, second);
-        return num::fma(static_cast<float>(sum1), second, static_cast<float>(sum0) * first) * unit;
-    } else {
-        return (static_cast<float>(sum0 + sum1) * num::from_e8m0(static_cast<std::uint8_t>(scale))) * unit;
-    }
+    float s[2];
+    FormatTraits<F>::decode_scale(scale, s);
+    return FormatTraits<F>::chunk_value(sum0, sum1, s, unit);
 }
 
 /// The values of chunk `chunk` of R rows with T input rows. `in` points at the first staged row, `between`
@@ -265,7 +253,7 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
                 v[t][r] = chunk_of_sums<F>(sum[0][r], sum[1][r], f.scale[r], num::float_of(meta.z));
         }
     } else {
-        constexpr int P = pieces_of(F), quads = kFloatPlanes / P;  // of four elements in a piece
+        constexpr int P = words128_of(F), quads = kFloatPlanes / P;  // of four elements in a piece
 #pragma unroll
         for (int t = 0; t < T; ++t)
 #pragma unroll
@@ -276,18 +264,7 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
             for (int q = 0; q < quads; ++q) {
                 float w[R][4];
 #pragma unroll
-                for (int r = 0; r < R; ++r) {
-                    if constexpr (F == Format::bf16) {
-                        const std::uint32_t a = word_of(f.raw[r * P + p], 2 * q),
-                                            b = word_of(f.raw[r * P + p], 2 * q + 1);
-                        w[r][0] = num::float_of(a << 16);
-                        w[r][1] = num::float_of(a & 0xffff0000u);
-                        w[r][2] = num::float_of(b << 16);
-                        w[r][3] = num::float_of(b & 0xffff0000u);
-                    } else {
-                        decode_e4m3(word_of(f.raw[r * P + p], q), w[r]);
-                    }
-                }
+                for (int r = 0; r < R; ++r) FormatTraits<F>::decode(f.raw[r * P + p], q, w[r]);
 #pragma unroll
                 for (int t = 0; t < T; ++t) {
                     const uint4 bits = in[t * between + (p * quads + q) * pitch + chunk];
@@ -301,7 +278,7 @@ __device__ __forceinline__ void chunk_values(const Fetched<F, R>& f, const uint4
     }
 }
 
-// ---- sums in the one order
+// ---- sums in the order of num::ordered_sum
 // ------------------------------------------------------------------------------------------
 
 constexpr int kSlots = 16, kSlotPitch = 36;
@@ -312,7 +289,7 @@ struct SumBuffer {
 };
 
 /// Adds up the chunk values of T x R results ("pairs", pair = t * R + r) set by set.
-template <Format F, int R, int T, bool Half> class OrderedSums {
+template <Format F, int R, int T, bool TwoRows> class OrderedSums {
 public:
     static constexpr int kPairs = R * T, kSets = kSlots / kPairs;  ///< sets that wait in the buffer
     static_assert(kPairs <= kSlots && kSlots % kPairs == 0);
@@ -329,7 +306,7 @@ public:
 #pragma unroll
             for (int r = 0; r < R; ++r)
                 buffer_.values[(waiting * kPairs + t * R + r) * kSlotPitch + lane_] = valid ? v[t][r] : 0.0f;
-        if constexpr (F == Format::fp8_block)
+        if constexpr (FormatTraits<F>::kBlockScaled)
             if ((lane_ & 3) == 0)
 #pragma unroll
                 for (int r = 0; r < R; ++r)
@@ -351,7 +328,7 @@ private:
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float4 c = *reinterpret_cast<const float4*>(v + 4 * i);
-                if constexpr (F == Format::fp8_block) {
+                if constexpr (FormatTraits<F>::kBlockScaled) {
                     const float block = (((0.0f + c.x) + c.y) + c.z) + c.w;
                     segment = num::fma(block, scales[i], segment);
                 } else {
@@ -359,7 +336,7 @@ private:
                 }
             }
         }
-        if constexpr (Half) {
+        if constexpr (TwoRows) {
             total_ = total_ + segment;
         } else {
 #pragma unroll
@@ -379,6 +356,6 @@ private:
 };
 
 /// Rows of 4 loads a lane: what one warp works on together in project().
-constexpr int rows_at_once(Format f) { return 4 / pieces_of(f); }
+constexpr int rows_at_once(Format f) { return 4 / words128_of(f); }
 
 }  // namespace ftmpi::cuda

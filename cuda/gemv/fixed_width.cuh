@@ -7,7 +7,8 @@
 
 namespace ftmpi::cuda {
 
-template <Format F, int kSets> inline constexpr int code_pitch_of_sets = 32 * kSets* pieces_of(F) * kPiece;
+template <Format F, int kSets>
+inline constexpr int code_pitch_of_sets = 32 * kSets* words128_of(F) * kWord128;
 template <Format F, int kSets>
 inline constexpr int scale_pitch_of_sets = static_cast<int>(scale_pitch_of(F, 32 * kSets));
 
@@ -24,20 +25,15 @@ template <int N, class Function> __device__ __forceinline__ void each(Function f
 template <Format F, int R, int H, int kSets, int S>
 __device__ __forceinline__ void fetch_set(Fetched<F, R>& f, const std::uint8_t* codes,
                                           const std::uint8_t* scales, std::int64_t jump, int lane) {
-    constexpr int P = pieces_of(F), kCodePitch = code_pitch_of_sets<F, kSets>,
+    constexpr int P = words128_of(F), kCodePitch = code_pitch_of_sets<F, kSets>,
                   kScalePitch = scale_pitch_of_sets<F, kSets>;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         const std::uint8_t* row_codes = codes + (r / H) * (jump * kCodePitch) + (r % H) * kCodePitch;
 #pragma unroll
-        for (int p = 0; p < P; ++p) f.raw[r * P + p] = load_once(row_codes + (S * P + p) * 32 * kPiece);
+        for (int p = 0; p < P; ++p) f.raw[r * P + p] = load_once(row_codes + (S * P + p) * 32 * kWord128);
         const std::uint8_t* row = scales + (r / H) * (jump * kScalePitch) + (r % H) * kScalePitch;
-        f.scale[r] = 0;
-        if constexpr (F == Format::nvfp4)
-            f.scale[r] = __ldg(reinterpret_cast<const std::uint16_t*>(row) + S * 32 + lane);
-        if constexpr (F == Format::mxfp4) f.scale[r] = __ldg(row + S * 32 + lane);
-        if constexpr (F == Format::fp8_block)
-            f.scale[r] = __ldg(reinterpret_cast<const std::uint32_t*>(row) + (S * 32 + lane) / 4);
+        f.scale[r] = scale_of_chunk<F>(row, S * 32 + lane, [](const auto* p) { return __ldg(p); });
     }
 }
 

@@ -1,6 +1,6 @@
 // Matrices times one input row of whole sets of chunks: a step of decoding at the sizes of real models.
 //
-// At such sizes project_few spends most of its instructions on finding its way: 6.7 for each FP8 weight,
+// At such sizes gemv_any spends most of its instructions on finding its way: 6.7 for each FP8 weight,
 // where the products and the decoding take 2.5 (H200: 5.3 us of issue slots for 8192 + 4096 rows of 2048,
 // which are read in 5.6 us). Here addresses and bounds are known to the compiler, and a set's registers are
 // loaded again with the next rows' as soon as it has been used, so that eight loads a lane are always under
@@ -9,6 +9,8 @@
 // before to their own, and NVFP4 248320 x 2048 takes 76 us with its start (84% of the read rate). A second
 // unit waiting in shared memory was slower: its copies and the waiting for them cost more than the earlier
 // request gained.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
 #include "fixed_width.cuh"
@@ -19,24 +21,23 @@ namespace {
 
 /// Rows that a warp works on together: eight loads a lane.
 __host__ __device__ constexpr int rows_of(Format f, int sets) {
-    return std::clamp(8 / (pieces_of(f) * sets), 1, 4);
+    return std::clamp(8 / (words128_of(f) * sets), 1, 4);
 }
 
-constexpr unsigned bit_of(Format f) { return 1u << static_cast<int>(f); }
 constexpr unsigned kCoded = bit_of(Format::nvfp4) | bit_of(Format::mxfp4);
 
 /// The rows of format F in a kernel: dealt to the warps from the one behind those that had the last of the
 /// `dealt` units before.
-template <Format F, int kSets> class Rows {
+template <Format F, int kSets> class WarpRows {
 public:
-    __device__ __forceinline__ Rows(const VecTask& a, int warp, int warps, int lane, int dealt)
+    __device__ __forceinline__ WarpRows(const VecTask& a, int warp, int warps, int lane, int dealt)
         : a_(a), warps_(warps), lane_(lane), unit_(warp - dealt % warps), matrix_(a.begin[kFormat]) {
         if (unit_ < 0) unit_ += warps;
     }
     /// Asks for the warp's first rows.
     __device__ __forceinline__ void ask() {
         if (unit_ >= a_.units[kFormat]) return;
-        here_ = place_of(unit_);
+        here_ = position_of(unit_);
         each<kSets>(
             [&](auto s) { fetch_set<F, R, R, kSets, s()>(sets_[s()], here_.codes, here_.scales, 0, lane_); });
         multiplier_ = multiplier_of(here_);
@@ -49,7 +50,7 @@ public:
         for (;;) {
             const int next = unit_ + warps_;
             const bool more = next < units;
-            const Place then = more ? place_of(next) : here_;
+            const Position then = more ? position_of(next) : here_;
             const float multiplier = multiplier_;
             if (more) multiplier_ = multiplier_of(then);
             each<kSets>([&](auto s) {
@@ -75,22 +76,22 @@ public:
 private:
     static constexpr int R = rows_of(F, kSets), kPitch = plane_pitch(32 * kSets),
                          kFormat = static_cast<int>(F);
-    struct Place {
+    struct Position {
         const std::uint8_t* codes;
         const std::uint8_t* scales;
         int matrix, row;
     };
-    __device__ __forceinline__ Place place_of(int u) {
+    __device__ __forceinline__ Position position_of(int u) {
         const int end = a_.begin[kFormat + 1];
         while (matrix_ + 1 < end && u >= a_.matrices[matrix_ + 1].first_unit) ++matrix_;
         const VecMatrix& m = a_.matrices[matrix_];
         const int row = (u - m.first_unit) * R;
-        return Place{m.codes + std::int64_t{row} * code_pitch_of_sets<F, kSets> + lane_ * kPiece,
-                     m.scales + std::int64_t{row} * scale_pitch_of_sets<F, kSets>, matrix_, row};
+        return Position{m.codes + std::int64_t{row} * code_pitch_of_sets<F, kSets> + lane_ * kWord128,
+                        m.scales + std::int64_t{row} * scale_pitch_of_sets<F, kSets>, matrix_, row};
     }
 
     /// Of the lane's row: asked for with the rows, or it would be waited for when they are done.
-    __device__ __forceinline__ float multiplier_of(const Place& p) const {
+    __device__ __forceinline__ float multiplier_of(const Position& p) const {
         const VecMatrix& m = a_.matrices[p.matrix];
         return m.multipliers && lane_ < R && p.row + lane_ < m.rows ? __ldg(m.multipliers + p.row + lane_)
                                                                     : 1.0f;
@@ -99,7 +100,7 @@ private:
     const VecTask& a_;
     int warps_, lane_, unit_, matrix_;
     float multiplier_;
-    Place here_;
+    Position here_;
     Fetched<F, R> sets_[kSets];
 };
 
@@ -203,7 +204,7 @@ constexpr int blocks_of(int sets, unsigned mask) {
 /// the input is normed.
 template <int kSets, unsigned kMask>
 __global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask))
-    one_row(const __grid_constant__ VecTask a) {
+    gemv_fixed(const __grid_constant__ VecTask a) {
     constexpr int kChunks = 32 * kSets;
     constexpr Format kFirst = first_of(kMask);
     constexpr bool kCodes = (kMask & kCoded) != 0;
@@ -217,11 +218,11 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask))
               warps = static_cast<int>(gridDim.x) * kWarps;
     SumBuffer& buffer = buffers[thread / 32];
 
-    start_next();
+    trigger_dependents();
     Input<kChunks> input(a, thread);
-    Rows<kFirst, kSets> first(a, warp, warps, lane, 0);
+    WarpRows<kFirst, kSets> first(a, warp, warps, lane, 0);
     first.ask();
-    await_previous();
+    wait_for_prerequisites();
     input.ask();
     if (a.norm.weight) input.stage_normed(staged, reinterpret_cast<float*>(buffers));
     else input.stage(staged);
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kSets, kMask))
     }
     first.run(kCodes ? codes : floats, buffer);
     if constexpr (kFirst != Format::bf16 && (kMask & bit_of(Format::bf16)) != 0) {
-        Rows<Format::bf16, kSets> rest(a, warp, warps, lane, a.units[static_cast<int>(kFirst)]);
+        WarpRows<Format::bf16, kSets> rest(a, warp, warps, lane, a.units[static_cast<int>(kFirst)]);
         rest.ask();
         rest.run(floats, buffer);
     }
@@ -244,42 +245,31 @@ void launch_one(const VecTask& a, int units, const Card& card, cudaStream_t stre
     constexpr int kChunks = 32 * kSets;
     const std::size_t shared =
         kWarps * sizeof(SumBuffer) +
-        kPiece * (staged_floats(kChunks) + ((kMask & kCoded) != 0 ? staged_codes(kChunks) : 0));
-    static const bool allowed = (allow_shared(one_row<kSets, kMask>, card.shared_per_block), true);
+        kWord128 * (staged_floats(kChunks) + ((kMask & kCoded) != 0 ? staged_codes(kChunks) : 0));
+    static const bool allowed = (allow_shared(gemv_fixed<kSets, kMask>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int most = blocks_of(kSets, kMask) * card.multiprocessors;
     const int blocks =
         std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)), most);
-    launch_early("project", one_row<kSets, kMask>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                 shared, stream, a);
+    launch_pdl("project", gemv_fixed<kSets, kMask>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+               shared, stream, a);
 }
 
 template <int kSets>
-bool launch_known(unsigned mask, const VecTask& a, int units, const Card& card, cudaStream_t stream) {
-    constexpr unsigned bf16 = bit_of(Format::bf16), row = bit_of(Format::fp8_row),
-                       block = bit_of(Format::fp8_block), nvfp4 = bit_of(Format::nvfp4),
-                       mxfp4 = bit_of(Format::mxfp4);
-    switch (mask) {
-        case bf16: return launch_one<kSets, bf16>(a, units, card, stream), true;
-        case row: return launch_one<kSets, row>(a, units, card, stream), true;
-        case block: return launch_one<kSets, block>(a, units, card, stream), true;
-        case nvfp4: return launch_one<kSets, nvfp4>(a, units, card, stream), true;
-        case mxfp4: return launch_one<kSets, mxfp4>(a, units, card, stream), true;
-        case row | bf16: return launch_one<kSets, row | bf16>(a, units, card, stream), true;
-        case block | bf16: return launch_one<kSets, block | bf16>(a, units, card, stream), true;
-        default: return false;
-    }
+void launch_known(unsigned mask, const VecTask& a, int units, const Card& card, cudaStream_t stream) {
+    for_each_format([&]<Format F>() {
+        constexpr unsigned alone = bit_of(F), bf16 = bit_of(Format::bf16);
+        if (mask == alone) launch_one<kSets, alone>(a, units, card, stream);
+        if constexpr (F != Format::bf16 && !is_4bit(F))
+            if (mask == (alone | bf16)) launch_one<kSets, alone | bf16>(a, units, card, stream);
+    });
 }
 
 }  // namespace
 
-bool project_one_row(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
-                     cudaStream_t stream) {
+void gemv(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
+          cudaStream_t stream) {
     const int chunks = cuda_matrix(*to[0].matrix).view().chunks, sets = chunks / 32;
-    if (chunks % 32 != 0 || to[0].matrix->cols != std::int64_t{chunks} * num::kChunk ||
-        (sets != 1 && sets != 2 && sets != 4))
-        return false;
-    if (reinterpret_cast<std::uintptr_t>(norm.weight ? norm.from : x) % 16 != 0) return false;
     VecTask a{};
     a.x = x;
     a.rows = 1;
@@ -293,7 +283,7 @@ bool project_one_row(std::span<const Projection> to, const float* x, const Norm&
         const auto format = static_cast<Format>(f);
         for (const Projection& p : to) {
             const MatrixView& m = cuda_matrix(*p.matrix).view();
-            if (m.format != format || m.rows == 0) continue;
+            if (m.format != format) continue;
             a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch,
                                    p.out,   p.stride, m.rows,        a.units[f]};
             a.units[f] += (m.rows + rows_of(format, sets) - 1) / rows_of(format, sets);
@@ -302,9 +292,9 @@ bool project_one_row(std::span<const Projection> to, const float* x, const Norm&
         units += a.units[f];
     }
     a.begin[kFormats] = count;
-    return sets == 1   ? launch_known<1>(mask, a, units, card, stream)
-           : sets == 2 ? launch_known<2>(mask, a, units, card, stream)
-                       : launch_known<4>(mask, a, units, card, stream);
+    (sets == 1   ? launch_known<1>
+     : sets == 2 ? launch_known<2>
+                 : launch_known<4>)(mask, a, units, card, stream);
 }
 
 }  // namespace ftmpi::cuda

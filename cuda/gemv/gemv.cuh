@@ -1,13 +1,14 @@
 // What the kernels of few input rows share: their task, and the input rows normed in every block.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #pragma once
 
-#include "../launch.hpp"
+#include "../kernels.hpp"
 #include "chunk_dot.cuh"
 
 namespace ftmpi::cuda {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps, kMatrices = 8;
-constexpr int kFormats = 5;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
 
 struct VecMatrix {
     const std::uint8_t* codes;
@@ -135,10 +136,12 @@ __device__ __forceinline__ void load_norm_weights(const VecTask& a, float4 (&w)[
     }
 }
 
-/// One input row whose columns are whole sets of 32 chunks, in kernels where all but the number of rows is
-/// known when they are compiled. False: there is none for this shape and these formats, and nothing was
-/// launched. `to` as norm_project()'s.
-bool project_one_row(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
-                     cudaStream_t stream);
+/// One row at a width that the kernel knows, as the table says; normed before when the norm has a weight.
+void gemv(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
+          cudaStream_t stream);
+/// Up to kManyRows - 1 rows of any width. With a norm, at most kMatrices; false: it does not fit the shared
+/// memory, and nothing was launched.
+bool gemv_any(std::span<const Projection> to, const float* x, std::int64_t rows, const Norm& norm,
+              const Card& card, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda

@@ -3,12 +3,10 @@
 // Few rows: the matrices' rows are dealt to all warps, four 16-byte loads a lane at a time with the next four
 // under way. Bytes: every weight once per four input rows. One matrix-row set of 8192x2048 FP8 is 16.8
 // MB, 3.7 us at 4.5 TB/s.
+//
+// Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
-#include <utility>
-#include <vector>
 
-#include "../gemm/gemm.hpp"
-#include "../gemm/gemm_bf16.hpp"
 #include "gemv.cuh"
 
 namespace ftmpi::cuda {
@@ -17,17 +15,17 @@ namespace {
 std::size_t shared_of(int t, const VecTask& a) {
     return std::max(kWarps * sizeof(SumBuffer),
                     a.norm.weight ? static_cast<std::size_t>(norm_sums(t, a.chunks)) * sizeof(float) : 0) +
-           static_cast<std::size_t>(t) * kPiece *
+           static_cast<std::size_t>(t) * kWord128 *
                ((a.floats || a.norm.weight ? staged_floats(a.chunks) : 0) +
                 (a.codes ? staged_codes(a.chunks) : 0));
 }
 
-template <Format F, int T, bool Half>
+template <Format F, int T, bool TwoRows>
 __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buffer, int warp, int warps,
                            int lane) {
-    constexpr int R = rows_at_once(F), kUnitRows = R * (Half ? 2 : 1), kFormat = static_cast<int>(F);
+    constexpr int R = rows_at_once(F), kUnitRows = R * (TwoRows ? 2 : 1), kFormat = static_cast<int>(F);
     const int units = a.units[kFormat], sets = (a.chunks + 31) / 32, pitch = plane_pitch(a.chunks);
-    const int between = (is_4bit(F) ? kCodePlanes : kFloatPlanes) * pitch, place = Half ? lane & 15 : lane;
+    const int between = (is_4bit(F) ? kCodePlanes : kFloatPlanes) * pitch, place = TwoRows ? lane & 15 : lane;
     const auto matrix_of = [&](int unit) {
         int m = a.begin[kFormat];
         while (m + 1 < a.begin[kFormat + 1] && unit >= a.matrices[m + 1].first_unit) ++m;
@@ -36,7 +34,7 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
     const auto load = [&](Fetched<F, R>& f, int unit, int set) {
         const VecMatrix& m = a.matrices[matrix_of(unit)];
         const std::int64_t row =
-            static_cast<std::int64_t>(unit - m.first_unit) * kUnitRows + (Half && lane >= 16 ? R : 0);
+            static_cast<std::int64_t>(unit - m.first_unit) * kUnitRows + (TwoRows && lane >= 16 ? R : 0);
         constexpr int H = half_of(R);
         const RowSet rows{m.codes + row * m.code_pitch,
                           m.scales + row * m.scale_pitch,
@@ -47,7 +45,7 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
                           a.chunks};
         fetch<F, R>(f, rows, set * 32, place, H);
     };
-    OrderedSums<F, R, T, Half> sums(buffer, lane);
+    OrderedSums<F, R, T, TwoRows> sums(buffer, lane);
     Fetched<F, R> current, next;
     int unit = warp, set = 0;
     if (unit < units) load(current, unit, 0);
@@ -62,9 +60,9 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
         sums.put(set, valid, v, current, last);
         if (last) {
             const VecMatrix& m = a.matrices[matrix_of(unit)];
-            const int pair = Half ? lane / 2 : lane, r = pair % R,
+            const int pair = TwoRows ? lane / 2 : lane, r = pair % R,
                       t = static_cast<int>(blockIdx.y) * T + pair / R;
-            const int row = (unit - m.first_unit) * kUnitRows + (Half ? (lane & 1) * R : 0) + r;
+            const int row = (unit - m.first_unit) * kUnitRows + (TwoRows ? (lane & 1) * R : 0) + r;
             if (pair < R * T && t < a.rows && row < m.rows) {
                 const float total = sums.total();
                 m.out[t * m.stride + row] = m.multipliers ? m.multipliers[row] * total : total;
@@ -77,8 +75,8 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
 }
 
 /// grid.y counts groups of T input rows.
-template <int T, bool Half>
-__global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant__ VecTask a) {
+template <int T, bool TwoRows>
+__global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_constant__ VecTask a) {
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
     const int norm_bytes = a.norm.weight ? norm_sums(T, a.chunks) * 4 : 0,
               first_bytes = static_cast<int>(kWarps * sizeof(SumBuffer));
@@ -113,22 +111,21 @@ __global__ void __launch_bounds__(kThreads, 2) project_few(const __grid_constant
     const int warp = thread / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
               warps = static_cast<int>(gridDim.x) * kWarps;
     SumBuffer& buffer = buffers[thread / 32];
-    if (a.units[0]) run_format<Format::bf16, T, Half>(a, floats, buffer, warp, warps, lane);
-    if (a.units[1]) run_format<Format::fp8_row, T, Half>(a, floats, buffer, warp, warps, lane);
-    if (a.units[2]) run_format<Format::fp8_block, T, Half>(a, floats, buffer, warp, warps, lane);
-    if (a.units[3]) run_format<Format::nvfp4, T, Half>(a, codes, buffer, warp, warps, lane);
-    if (a.units[4]) run_format<Format::mxfp4, T, Half>(a, codes, buffer, warp, warps, lane);
+    for_each_format([&]<Format F>() {
+        if (a.units[static_cast<int>(F)])
+            run_format<F, T, TwoRows>(a, is_4bit(F) ? codes : floats, buffer, warp, warps, lane);
+    });
 }
 
-template <int T, bool Half> void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
+template <int T, bool TwoRows> void launch_gemv_any(const VecTask& a, const Card& card, cudaStream_t stream) {
     const std::size_t shared = shared_of(T, a);
-    static const bool allowed = (allow_shared(project_few<T, Half>, card.shared_per_block), true);
+    static const bool allowed = (allow_shared(gemv_any_rows<T, TwoRows>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int units = *std::max_element(a.units, a.units + kFormats);
     const int blocks =
         std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)),
                  2 * card.multiprocessors);
-    launch("project", project_few<T, Half>,
+    launch("project", gemv_any_rows<T, TwoRows>,
            dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)), dim3(kThreads),
            shared, stream, a);
 }
@@ -139,43 +136,13 @@ template <int T, bool Half> void launch_few(const VecTask& a, const Card& card, 
            "up to " + std::to_string(card.shared_per_block) + " bytes on this GPU");
 }
 
-template <bool Half> void launch_few(const VecTask& a, const Card& card, cudaStream_t stream) {
-    if (a.rows > 2 && shared_of(4, a) <= card.shared_per_block) return launch_few<4, Half>(a, card, stream);
-    if (a.rows > 1 && shared_of(2, a) <= card.shared_per_block) return launch_few<2, Half>(a, card, stream);
-    if (shared_of(1, a) <= card.shared_per_block) return launch_few<1, Half>(a, card, stream);
+template <bool TwoRows> void launch_gemv_any(const VecTask& a, const Card& card, cudaStream_t stream) {
+    if (a.rows > 2 && shared_of(4, a) <= card.shared_per_block)
+        return launch_gemv_any<4, TwoRows>(a, card, stream);
+    if (a.rows > 1 && shared_of(2, a) <= card.shared_per_block)
+        return launch_gemv_any<2, TwoRows>(a, card, stream);
+    if (shared_of(1, a) <= card.shared_per_block) return launch_gemv_any<1, TwoRows>(a, card, stream);
     refuse_columns(a.cols, shared_of(1, a), card);
-}
-
-constexpr std::int64_t kManyRows = 16;  ///< from here on tiles
-
-void project_many(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
-                  Scratch scratch, cudaStream_t stream) {
-    CodedRows coded;
-    coded.codes = static_cast<uint4*>(scratch.data);
-    coded.units = reinterpret_cast<float*>(coded.codes + rows * coded_chunks(cols) * 4);
-    bool done = false;
-    for (const Format format :
-         {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4}) {
-        TileTask a;
-        int tiles = 0;
-        const auto queue = [&] {
-            if (a.count == 0) return;
-            if (is_4bit(format) && !std::exchange(done, true)) code_rows(x, rows, cols, coded, stream);
-            (is_4bit(format) ? launch_4bit_tiles : launch_float_tiles)(
-                TileKind::plain, a, format, tiles, static_cast<int>((rows + kTileInputs - 1) / kTileInputs),
-                stream);
-            a.count = tiles = 0;
-        };
-        a.rows = static_cast<int>(rows);
-        for (const Projection& p : to) {
-            const MatrixView& m = cuda_matrix(*p.matrix).view();
-            if (m.format != format || m.rows == 0) continue;
-            a.matrices[a.count++] = {m, x, coded, p.out, p.stride, tiles};
-            tiles += (m.rows + kTileRows - 1) / kTileRows;
-            if (a.count == kTileMatrices) queue();
-        }
-        queue();
-    }
 }
 
 }  // namespace
@@ -186,13 +153,6 @@ void check_columns_limits(const StepLimits& l, const Card& card) {
     a.chunks = static_cast<int>((l.max_cols + num::kChunk - 1) / num::kChunk);
     a.codes = true;  // the smaller of the two
     if (shared_of(1, a) > card.shared_per_block) refuse_columns(l.max_cols, shared_of(1, a), card);
-}
-
-std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
-    const std::size_t coded =
-        rows < kManyRows ? 0
-                         : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
-    return std::max(coded, fast_tiles_scratch(rows, cols));
 }
 
 namespace {
@@ -211,7 +171,7 @@ VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t row
         const int unit_rows = rows_at_once(format) * (half ? 2 : 1);
         for (const Projection& p : to) {
             const MatrixView& m = cuda_matrix(*p.matrix).view();
-            if (m.format != format || m.rows == 0) continue;
+            if (m.format != format) continue;
             a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch,
                                    p.out,   p.stride, m.rows,        a.units[f]};
             a.units[f] += (m.rows + unit_rows - 1) / unit_rows;
@@ -222,58 +182,19 @@ VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t row
     return a;
 }
 
-void check_columns(std::span<const Projection> to) {
-    for (const Projection& p : to)
-        if (p.matrix->cols != to[0].matrix->cols)
-            throw Error(Exit::failure, "matrices of one step differ in their number of columns");
-}
-
-bool is_half(std::span<const Projection> to) { return cuda_matrix(*to[0].matrix).view().chunks <= 16; }
-
 }  // namespace
 
-void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
-             Scratch scratch, cudaStream_t stream, bool fast) {
-    if (to.empty() || rows == 0) return;
-    check_columns(to);
-    const std::int64_t cols = to[0].matrix->cols;
-    if (fast) {  // however few the rows are; 4-bit weights have exact tensor cores of their own
-        std::vector<Projection> floating, coded;
-        for (const Projection& p : to) (is_4bit(p.matrix->format) ? coded : floating).push_back(p);
-        if (!floating.empty()) fast_tiles(floating, x, rows, cols, scratch, stream);
-        return project(coded, x, rows, card, scratch, stream);
-    }
-    if (rows >= kManyRows) return project_many(to, x, rows, cols, scratch, stream);
-    if (rows == 1 && to.size() <= kMatrices && project_one_row(to, x, {}, card, stream)) return;
+bool gemv_any(std::span<const Projection> to, const float* x, std::int64_t rows, const Norm& norm,
+              const Card& card, cudaStream_t stream) {
     for (std::size_t begin = 0; begin < to.size(); begin += kMatrices) {
         const auto part = to.subspan(begin, std::min<std::size_t>(kMatrices, to.size() - begin));
-        const bool half = is_half(part);
+        const bool half = cuda_matrix(*part[0].matrix).view().chunks <= 16;
         VecTask a = task_of(part, x, rows, half);
-        if (a.begin[kFormats] == 0) continue;
-        half ? launch_few<true>(a, card, stream) : launch_few<false>(a, card, stream);
+        a.norm = norm;
+        if (norm.weight && shared_of(1, a) > card.shared_per_block) return false;
+        half ? launch_gemv_any<true>(a, card, stream) : launch_gemv_any<false>(a, card, stream);
     }
-}
-
-void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card,
-                  Scratch scratch, cudaStream_t stream, bool fast) {
-    if (rows == 0) return;
-    const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-    const bool suits =
-        n.width % 4 == 0 &&
-        (address(n.from) | address(n.plus) | address(n.sum) | address(n.weight) | address(n.out)) % 16 == 0;
-    if (!fast && rows < kManyRows && suits && !to.empty() && to.size() <= kMatrices) {
-        check_columns(to);
-        if (to[0].matrix->cols != n.width)
-            throw Error(Exit::failure, "a norm's width is not its projections' number of columns");
-        if (rows == 1 && project_one_row(to, nullptr, n, card, stream)) return;
-        const bool half = is_half(to);
-        VecTask a = task_of(to, nullptr, rows, half);
-        a.norm = n;
-        if (a.begin[kFormats] != 0 && shared_of(1, a) <= card.shared_per_block)
-            return half ? launch_few<true>(a, card, stream) : launch_few<false>(a, card, stream);
-    }
-    norm(n, rows, stream);
-    project(to, n.out, rows, card, scratch, stream, fast);
+    return true;
 }
 
 }  // namespace ftmpi::cuda

@@ -9,9 +9,10 @@
 #include <utility>
 
 #include "../../src/error.hpp"
+#include "../../src/kernel_trace.hpp"
 #include "../../src/numerics.hpp"
 #include "../device_code.hpp"
-#include "../launch.hpp"
+#include "../kernels.hpp"
 #include "arrays.hpp"
 #include "graphs.hpp"
 #include "handles.hpp"
@@ -101,7 +102,7 @@ public:
         FTMPI_CUDA(cudaMemGetInfo(&d.free_bytes, &d.total_bytes));
         return d;
     }
-    double measure_read_rate() override { return cuda::read_rate(card_, stream_.get()); }
+    double measure_read_rate() override { return cuda::read_rate(card_.multiprocessors, stream_.get()); }
 
     void* allocate(std::size_t bytes, std::string_view what) override {
         if (bytes == 0) return nullptr;
@@ -151,7 +152,8 @@ public:
     void wait_copy(std::uint64_t ticket) override { behind_.wait(ticket); }
     void fence_copies() override { behind_.hold(replays_.capturing()); }
     void replay(const void* owner, std::uint64_t key, const std::function<void()>& record) override {
-        replays_.run(owner, key, record);
+        if (trace_) record();
+        else replays_.run(owner, key, record);
     }
     void forget_replays(const void* owner) noexcept override { replays_.forget(owner); }
 
@@ -203,6 +205,13 @@ public:
     }
 
     void set_fast(bool fast) override { fast_ = fast; }
+    void trace_kernels(bool on) override {
+        if (on == (trace_ != nullptr)) return;
+        trace_ = on ? std::make_unique<Trace>() : nullptr;
+    }
+    std::vector<KernelRun> traced_kernels() override {
+        return trace_ ? trace_->kernels.take() : std::vector<KernelRun>{};
+    }
 
     void embed(const Matrix& matrix, const Rows& rows, float* x) override {
         const auto* table = dynamic_cast<const CudaTable*>(&matrix);
@@ -242,65 +251,118 @@ public:
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
                   float* y) override {
-        cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows, stream_.get());
+        traced([&] { return std::string("norm"); }, rows,
+               [&] {
+                   cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows,
+                              stream_.get());
+               });
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
-        const std::int64_t cols = to.empty() ? 0 : to[0].matrix->cols;
-        cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get(), fast_);
+        traced([&] { return operation_name(to); }, rows,
+               [&] {
+                   const std::int64_t cols = to.empty() ? 0 : to[0].matrix->cols;
+                   cuda::project(to, x, rows, card_, scratch(project_scratch(rows, cols)), stream_.get(),
+                                 fast_);
+               });
     }
     void norm_project(const Norm& norm, std::span<const Projection> to, std::int64_t rows) override {
-        cuda::norm_project(norm, to, rows, card_, scratch(project_scratch(rows, norm.width)), stream_.get(),
-                           fast_);
+        traced([&] { return "norm, " + operation_name(to); }, rows,
+               [&] {
+                   cuda::norm_project(norm, to, rows, card_, scratch(project_scratch(rows, norm.width)),
+                                      stream_.get(), fast_);
+               });
     }
     void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
                    const float* a, float* out, std::int64_t stride) override {
-        const auto need =
-            delta_net_scratch(rows.count(), net.key_heads, net.value_heads, net.key_dim, net.value_dim);
-        cuda::delta_net(net, rows, qkv, z, b, a, out, stride, scratch(need), stream_.get(), touch(net.state));
+        traced([&] { return operation_name(net); }, rows.count(),
+               [&] {
+                   const auto need = delta_net_scratch(rows.count(), net.key_heads, net.value_heads,
+                                                       net.key_dim, net.value_dim);
+                   cuda::delta_net(net, rows, qkv, z, b, a, out, stride, scratch(need), stream_.get(),
+                                   touch(net.state));
+               });
     }
     void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
                    float* out, std::int64_t stride) override {
-        const auto need = attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity);
-        cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_, touch(t.keys));
+        traced([&] { return operation_name(t); }, rows.count(),
+               [&] {
+                   const auto need = attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity);
+                   cuda::attention(t, rows, qg, k, v, out, stride, scratch(need), stream_.get(), fast_,
+                                   touch(t.keys));
+               });
     }
     void route(const float* logits, std::int64_t rows, int experts, const Routes& routes) override {
-        cuda::route(logits, rows, experts, routes, stream_.get());
+        traced([&] { return std::string("route"); }, rows,
+               [&] { cuda::route(logits, rows, experts, routes, stream_.get()); });
     }
     void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                     std::int64_t shared_stride) override {
-        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
-                                             std::max(routed.cols, shared ? shared->cols : 0));
-        cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride, card_,
-                         scratch(need), stream_.get());
+        traced([&] { return operation_name("experts_up", routed, shared); }, rows,
+               [&] {
+                   const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
+                                                        std::max(routed.cols, shared ? shared->cols : 0));
+                   cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride,
+                                    card_, scratch(need), stream_.get());
+               });
     }
     void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
                   const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
                   float* shared_act, std::int64_t shared_stride) override {
-        const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
-                                             std::max(routed.cols, shared ? shared->cols : 0));
-        cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act,
-                       shared_stride, card_, scratch(need), stream_.get());
+        traced([&] { return operation_name("route, experts_up", routed, shared); }, rows,
+               [&] {
+                   const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
+                                                        std::max(routed.cols, shared ? shared->cols : 0));
+                   cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act,
+                                  shared_stride, card_, scratch(need), stream_.get());
+               });
     }
     void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
                       const float* shared_act, const float* shared_gate, std::int64_t rows, float* out,
                       std::int64_t stride) override {
-        const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols,
-                                               shared ? shared->cols : 0, routed.rows);
-        cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride, card_,
-                           scratch(need), stream_.get());
+        traced([&] { return operation_name("experts_down", routed, shared); }, rows,
+               [&] {
+                   const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols,
+                                                          shared ? shared->cols : 0, routed.rows);
+                   cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride,
+                                      card_, scratch(need), stream_.get());
+               });
     }
     void add(const float* h, const float* y, float* sum, std::int64_t n) override {
-        cuda::add(h, y, sum, n, stream_.get());
+        traced([&] { return std::string("add"); }, 1, [&] { cuda::add(h, y, sum, n, stream_.get()); });
     }
-    void norm(const Norm& n, std::int64_t rows) override { cuda::norm(n, rows, stream_.get()); }
+    void norm(const Norm& n, std::int64_t rows) override {
+        traced([&] { return std::string("norm"); }, rows, [&] { cuda::norm(n, rows, stream_.get()); });
+    }
     void argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                 const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) override {
-        cuda::argmax(logits, rows, stride, ids, masked, token, finite, scratch(argmax_scratch(rows)),
-                     stream_.get());
+        traced([&] { return std::string("argmax"); }, rows,
+               [&] {
+                   cuda::argmax(logits, rows, stride, ids, masked, token, finite,
+                                scratch(argmax_scratch(rows)), stream_.get());
+               });
     }
 
 private:
+    struct Trace {
+        KernelTrace kernels;
+        EventHandle begin{cudaEventDefault}, end{cudaEventDefault};
+    };
+    /// A step's call; traced: between two events, waited for. `name` is asked for only then.
+    template <class Name, class Call> void traced(Name name, std::int64_t rows, Call call) {
+        if (!trace_) return call();
+        const Chosen chosen;
+        trace_->begin.record(stream_.get());
+        call();
+        trace_->end.record(stream_.get());
+        trace_->end.wait();
+        float milliseconds = 0;
+        FTMPI_CUDA(cudaEventElapsedTime(&milliseconds, trace_->begin.get(), trace_->end.get()));
+        const std::string kernels = chosen.names(), operation = name();
+        trace_->kernels.add(operation, rows, kernels.empty() ? "steps: " + operation : kernels,
+                            milliseconds * 1e-3);
+    }
+
     /// Page-locked memory that a kernel reads the step's embedding rows from.
     struct Gather {
         PinnedMemory memory;
@@ -357,6 +419,7 @@ private:
     SmallCopies small_;
     CopiesBehind behind_;
     Replays replays_;
+    std::unique_ptr<Trace> trace_;  ///< null: kernels are not traced
 };
 
 }  // namespace

@@ -156,7 +156,7 @@ GpuFacts gpu_facts(int device) {
     return facts;
 }
 
-bool can_start_early(const void* kernel) {
+bool has_pdl(const void* kernel) {
     static std::mutex mutex;
     static std::map<const void*, bool> known;
     const std::lock_guard lock(mutex);

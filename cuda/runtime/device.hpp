@@ -31,6 +31,6 @@ GpuFacts gpu_facts(int device);
 
 /// True when the kernel was compiled for cards that let a kernel start before the one before has ended, and
 /// the card is one: code that was compiled for older ones does not wait.
-bool can_start_early(const void* kernel);
+bool has_pdl(const void* kernel);
 
 }  // namespace ftmpi::cuda

@@ -8,16 +8,9 @@ namespace ftmpi::cuda {
 namespace {
 
 /// True when one of the codes in 16 bytes is NaN (bf16: or infinite).
-__device__ bool bad_codes(uint4 v, Format format) {
-    const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-    std::uint32_t bad = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (format == Format::bf16)  // an exponent of all ones carries into the sign's place
-            bad |= ((words[i] & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
-        else bad |= ((words[i] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
-    }
-    return bad != 0;
+template <Format F> __device__ bool bad_codes(uint4 v) {
+    using T = FormatTraits<F>;
+    return (T::any_bad(v.x) | T::any_bad(v.y) | T::any_bad(v.z) | T::any_bad(v.w)) != 0;
 }
 
 /// A chunk of 4-bit codes from the file's order to that of the layout: quads of elements 0, 4 | 1, 5 | 2, 6 |
@@ -27,38 +20,25 @@ __device__ uint4 pair_groups(uint4 v) {
                       permute(v.y, v.w, 0x7632));
 }
 
-__device__ bool bad_4bit_scale(std::uint8_t& x, const std::uint8_t* codes_of_group, Format format) {
-    if (format == Format::mxfp4) return x == 0xff;
-    if ((x & 0x7f) == 0x7f) {  // NaN over a group of zeros adds nothing and becomes 0
-        std::uint8_t any = 0;
-        for (int i = 0; i < 8; ++i) any |= codes_of_group[i] & 0x77;
-        x = 0;
-        return any != 0;
-    }
-    const bool negative = x > 0x80;
-    if (x & 0x80) x = 0;
-    return negative;
-}
-
 /// One block of threads a run. The run's memory is page-locked host memory.
-__global__ void repack(const Run* runs, MatrixView m, int* first_fault) {
+template <Format F> __global__ void repack(const Run* runs, MatrixView m, int* first_fault) {
     const Run run = runs[blockIdx.x];
-    const int threads = static_cast<int>(blockDim.x), pieces = static_cast<int>(m.code_pitch) / kPiece,
-              each = pieces_of(m.format);
+    const int threads = static_cast<int>(blockDim.x), pieces = static_cast<int>(m.code_pitch) / kWord128,
+              each = FormatTraits<F>::kWords128;
     bool bad = false;
     for (int i = static_cast<int>(threadIdx.x); i < run.rows * pieces; i += threads) {
         const int row = i / pieces, piece = i % pieces, chunk = piece / each, set = chunk / 32 * 32;
         const int n = m.chunks - set < 32 ? m.chunks - set : 32;
-        uint4 v = *reinterpret_cast<const uint4*>(run.codes + static_cast<std::size_t>(i) * kPiece);
-        if (is_4bit(m.format)) v = pair_groups(v);
-        else bad = bad || bad_codes(v, m.format);
+        uint4 v = *reinterpret_cast<const uint4*>(run.codes + static_cast<std::size_t>(i) * kWord128);
+        if constexpr (is_4bit(F)) v = pair_groups(v);
+        else bad = bad || bad_codes<F>(v);
         const std::int64_t at = set * each + piece % each * n + (chunk - set);
         *reinterpret_cast<uint4*>(const_cast<std::uint8_t*>(m.codes) + (run.first + row) * m.code_pitch +
-                                  at * kPiece) = v;
+                                  at * kWord128) = v;
     }
     auto* scales = const_cast<std::uint8_t*>(m.scales) + run.first * m.scale_pitch;
     const int pitch = static_cast<int>(m.scale_pitch);
-    if (m.format == Format::fp8_block) {
+    if constexpr (FormatTraits<F>::kBlockScaled) {
         const int count = pitch / 4;
         const auto* plane = reinterpret_cast<const float*>(run.scales);
         for (int i = static_cast<int>(threadIdx.x); i < run.rows * count; i += threads) {
@@ -66,15 +46,14 @@ __global__ void repack(const Run* runs, MatrixView m, int* first_fault) {
             bad = bad || !(x >= 0.0f) || !num::is_finite(x);
             reinterpret_cast<float*>(scales)[i] = x == 0.0f ? 0.0f : x;
         }
-    } else if (is_4bit(m.format)) {
+    } else if constexpr (is_4bit(F)) {
         for (int i = static_cast<int>(threadIdx.x); i < (run.rows * pitch + 3) / 4; i += threads) {
             const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(run.scales)[i];
             for (int b = 4 * i; b < 4 * i + 4 && b < run.rows * pitch; ++b) {
                 auto x = static_cast<std::uint8_t>(word >> (8 * (b & 3)));
                 // A group's codes are 8 bytes (nvfp4); mxfp4 does not look at them.
-                const bool wrong = bad_4bit_scale(
-                    x, run.codes + static_cast<std::size_t>(b / pitch) * m.code_pitch + b % pitch * 8,
-                    m.format);
+                const bool wrong = FormatTraits<F>::repaired(
+                    x, run.codes + static_cast<std::size_t>(b / pitch) * m.code_pitch + b % pitch * 8);
                 bad = bad || wrong;
                 scales[b] = x;
             }
@@ -92,7 +71,10 @@ __global__ void repack(const Run* runs, MatrixView m, int* first_fault) {
 }  // namespace
 
 void launch_repack(const Run* runs, int count, const MatrixView& to, int* first_fault, cudaStream_t stream) {
-    launch("repack", repack, dim3(static_cast<unsigned>(count)), dim3(256), 0, stream, runs, to, first_fault);
+    with_format(to.format, [&]<Format F>() {
+        launch("repack", repack<F>, dim3(static_cast<unsigned>(count)), dim3(256), 0, stream, runs, to,
+               first_fault);
+    });
 }
 
 CudaMatrix::CudaMatrix(Backend& backend, const MatrixSource& s) {
@@ -109,7 +91,7 @@ CudaMatrix::CudaMatrix(Backend& backend, const MatrixSource& s) {
     view_.cols = static_cast<int>(s.cols);
     view_.chunks = static_cast<int>((s.cols + num::kChunk - 1) / num::kChunk);
     view_.padded = padded_rows(s.rows);
-    view_.code_pitch = std::int64_t{view_.chunks} * pieces_of(s.format) * kPiece;
+    view_.code_pitch = std::int64_t{view_.chunks} * words128_of(s.format) * kWord128;
     view_.scale_pitch = scale_pitch_of(s.format, view_.chunks);
     if (view_.code_pitch > (1 << 24) || s.rows > (1 << 30))
         throw Error(Exit::failure, "a matrix of " + std::to_string(s.rows) + " x " + std::to_string(s.cols) +

@@ -16,21 +16,10 @@
 
 #include "../../src/backend.hpp"
 #include "../../src/stored.hpp"
+#include "../formats.hpp"
 #include "handles.hpp"
 
 namespace ftmpi::cuda {
-
-constexpr int kPiece = 16;  ///< bytes
-
-/// Pieces of a chunk.
-constexpr int pieces_of(Format f) { return f == Format::bf16 ? 4 : is_4bit(f) ? 1 : 2; }
-/// Bytes of inner scales of a row of `chunks` chunks.
-constexpr std::int64_t scale_pitch_of(Format f, std::int64_t chunks) {
-    return f == Format::nvfp4       ? 2 * chunks
-           : f == Format::mxfp4     ? chunks
-           : f == Format::fp8_block ? (chunks + 3) / 4 * 4
-                                    : 0;
-}
 
 /// A matrix as kernels see it. Row r of group g is row g * padded + r.
 struct MatrixView {

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) read(const uint4* __restrict__ p, st
 
 }  // namespace
 
-double read_rate(const Card& card, cudaStream_t stream) {
+double read_rate(int multiprocessors, cudaStream_t stream) {
     std::size_t free = 0, total = 0;
     FTMPI_CUDA(cudaMemGetInfo(&free, &total));
     const std::size_t bytes = std::min(kMost, free / 2 / 4096 * 4096);
@@ -55,7 +55,7 @@ double read_rate(const Card& card, cudaStream_t stream) {
     const DeviceMemory memory(bytes, "the read rate's probe"),
         sink(sizeof(unsigned), "the read rate's probe");
     const std::size_t n = bytes / sizeof(uint4);
-    const int blocks = card.multiprocessors * (2048 / kThreads);
+    const int blocks = multiprocessors * (2048 / kThreads);
     fill<<<blocks, kThreads, 0, stream>>>(static_cast<uint4*>(memory.data()), n);
     FTMPI_CUDA(cudaGetLastError());
     EventHandle begin(cudaEventDefault), end(cudaEventDefault);

@@ -6,6 +6,7 @@
 #include "../numerics.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
+#include "traced.hpp"
 
 namespace ftmpi {
 
@@ -29,6 +30,7 @@ std::vector<CpuBackend::Sequence> CpuBackend::sequences(const Rows& rows) const 
 
 void CpuBackend::delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
                            const float* b, const float* a, float* out, std::int64_t stride) {
+    const Traced traced(*this, "delta_rule", rows.count(), [&] { return operation_name(net); });
     if (rows.count() == 0 || net.key_heads == 0) return;
     if (net.taps < 2 || net.taps > 8)
         throw Error(Exit::failure,
@@ -90,6 +92,7 @@ void CpuBackend::delta_net(const DeltaNet& net, const Rows& rows, const float* q
 
 void CpuBackend::attention(const Attention& t, const Rows& rows, const float* qg, const float* k,
                            const float* v, float* out, std::int64_t stride) {
+    const Traced traced(*this, "attend", rows.count(), [&] { return operation_name(t); });
     if (rows.count() == 0 || t.query_heads == 0) return;
     const auto all = sequences(rows);
     for (const Row& row : rows.host)

@@ -8,6 +8,7 @@
 #include "kernels.hpp"
 #include "matrix.hpp"
 #include "parallel.hpp"
+#include "traced.hpp"
 
 namespace ftmpi {
 
@@ -16,6 +17,11 @@ using cpu::InputRow;
 using cpu::QuantChunk;
 using cpu::TileView;
 using cpu::work_of;
+
+void CpuBackend::trace_kernels(bool on) {
+    tracing_ = on;
+    trace_.take();
+}
 
 void CpuBackend::embed(const Matrix& matrix, const Rows& rows, float* x) {
     check_denormals();
@@ -40,6 +46,7 @@ void CpuBackend::resolve_tokens(Row* to, std::span<const Row> rows, const std::i
 
 void CpuBackend::rms_norm(const float* x, const float* weight, float eps, std::int64_t rows,
                           std::int64_t width, float* y) {
+    const Traced traced(*this, "rms_norm", rows, [&] { return std::string("norm"); });
     parallel(rows, static_cast<double>(rows * width) * 4, [=, this](std::int64_t r, int) {
         kernels_.rms_norm(x + r * width, weight, eps, width, y + r * width);
     });
@@ -59,6 +66,7 @@ const InputRow* CpuBackend::inputs(const float* x, std::int64_t rows, std::int64
 }
 
 void CpuBackend::project(std::span<const Projection> to, const float* x, std::int64_t rows) {
+    const Traced traced(*this, "dot", rows, [&] { return operation_name(to); });
     if (to.empty() || rows == 0) return;
     const std::int64_t cols = to[0].matrix->cols;
     bool quantized = false;
@@ -99,6 +107,7 @@ void CpuBackend::project(std::span<const Projection> to, const float* x, std::in
 }
 
 void CpuBackend::route(const float* logits, std::int64_t rows, int experts, const Routes& routes) {
+    const Traced traced(*this, "route", rows, [&] { return std::string("route"); });
     const int k = routes.top_k;
     if (k < 1 || k > experts)
         throw Error(Exit::failure,
@@ -128,6 +137,7 @@ void CpuBackend::group_by_expert(const Routes& routes, std::int64_t rows, std::i
 void CpuBackend::experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                             std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                             std::int64_t shared_stride) {
+    const Traced traced(*this, "dot", rows, [&] { return operation_name("experts_up", routed, shared); });
     const auto& experts = cpu_matrix(routed);
     const std::int64_t shared_rows = shared ? shared->rows : 0;
     const bool any_routed = routed.rows > 0, any_shared = shared_rows > 0;
@@ -193,6 +203,7 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix* shared, const Ro
 void CpuBackend::experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes,
                               const float* act, const float* shared_act, const float* shared_gate,
                               std::int64_t rows, float* out, std::int64_t stride) {
+    const Traced traced(*this, "dot", rows, [&] { return operation_name("experts_down", routed, shared); });
     const auto& experts = cpu_matrix(routed);
     if (shared && routed.rows != shared->rows)
         throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
@@ -244,11 +255,13 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix* shared, const 
 }
 
 void CpuBackend::add(const float* h, const float* y, float* sum, std::int64_t n) {
+    const Traced traced(*this, "add", 1, [&] { return std::string("add"); });
     kernels_.add(h, y, sum, n);
 }
 
 void CpuBackend::argmax(const float* logits, std::int64_t rows, std::int64_t stride, std::int64_t ids,
                         const std::uint8_t* masked, std::int32_t* token, std::int32_t* finite) {
+    const Traced traced(*this, "argmax", rows, [&] { return std::string("argmax"); });
     parallel(rows, static_cast<double>(rows * ids) * 4, [=, this](std::int64_t r, int) {
         kernels_.argmax(logits + r * stride, ids, masked, token + r, finite + r);
     });

@@ -238,6 +238,8 @@ std::vector<OptionRow> build_table() {
     add("repeats", "N", in_bench, "measured runs of each combination", integer(&Options::repeats, 1, 10000));
     add("warmup", "N", in_bench, "runs before them that are not counted",
         integer(&Options::warmup, 0, 10000));
+    add("kernels", "", in_bench, "also print which kernel serves each operator, and its time",
+        on_off(&Options::kernels));
 
     group = "Machine and plan", group_where = in_planning;
     add("backend", "auto|cpu|cuda", in_planning, "where the arithmetic runs",

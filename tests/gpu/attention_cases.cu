@@ -128,11 +128,11 @@ struct AttentionCase {
         over(steps, [&](const std::vector<Row>& rows, std::int64_t at, std::int64_t q, std::int64_t kv) {
             const bool early = work.begin_step();
             const Rows step{rows, device + at};
-            if (work.halves && t.query_heads <= cuda::kMostStepHeads &&
+            if (work.halves && t.query_heads <= cuda::kMostDecodeHeads &&
                 cuda::one_row_a_slot(step))  // as on cards without clusters
-                return cuda::attention_step(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv,
-                                            out.floats() + at * stride(), stride(), work.get(), early,
-                                            nullptr, false);
+                return cuda::attention_decode(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv,
+                                              out.floats() + at * stride(), stride(), work.get(), early,
+                                              nullptr, false);
             cuda::attention(a, step, qg.floats() + q, k.floats() + kv, v.floats() + kv,
                             out.floats() + at * stride(), stride(), work.get(), nullptr, false, early);
         });

@@ -85,7 +85,7 @@ std::vector<std::string> wide_lines(const fs::path& root, std::ptrdiff_t most) {
 
 /// The table of options, and functions that wait to be parted.
 const std::map<std::string, std::size_t> longer_functions = {
-    {"src/options/table.cpp", 120},  {"src/bench.cpp", 143},
+    {"src/options/table.cpp", 120},  {"src/bench.cpp", 147},
     {"src/results/journal.cpp", 94}, {"src/run.cpp", 143},
     {"src/run/record.cpp", 96},      {"src/results/result_file.cpp", 83},
     {"src/engine/record.cpp", 96},   {"src/weights/inventory.cpp", 142}};

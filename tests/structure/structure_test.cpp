@@ -3,6 +3,7 @@
 #define BOOST_TEST_MODULE structure
 #include <cctype>
 #include <map>
+#include <regex>
 #include <set>
 
 #include "tree.hpp"
@@ -15,23 +16,24 @@ enum class Floor { words, facts, contracts, computed, hosted, program };
 
 /// The floor of each room. A new room needs a line here, which is the moment to ask where it belongs.
 const std::map<std::string, Floor> floors = {
-    {"error", Floor::words},       {"text", Floor::words},
-    {"dtype", Floor::words},       {"tensor", Floor::words},
-    {"numerics", Floor::words},    {"format", Floor::words},
-    {"options", Floor::facts},     {"checkpoint", Floor::facts},
-    {"config", Floor::facts},      {"tokenizer", Floor::facts},
-    {"digest", Floor::facts},      {"results", Floor::facts},
-    {"backend", Floor::contracts}, {"communicator", Floor::contracts},
-    {"stored", Floor::contracts},  {"family", Floor::computed},
-    {"shard", Floor::computed},    {"weights", Floor::computed},
-    {"state", Floor::computed},    {"rope", Floor::computed},
-    {"model", Floor::computed},    {"sampler", Floor::computed},
-    {"generate", Floor::computed}, {"cpu_backend", Floor::hosted},
-    {"cuda", Floor::hosted},       {"mpi", Floor::hosted},
-    {"main", Floor::program},      {"engine", Floor::program},
-    {"run", Floor::program},       {"bench", Floor::program},
-    {"plan", Floor::program},      {"verify", Floor::program},
-    {"inspect", Floor::program},   {"recover", Floor::program}};
+    {"error", Floor::words},        {"text", Floor::words},
+    {"dtype", Floor::words},        {"tensor", Floor::words},
+    {"numerics", Floor::words},     {"format", Floor::words},
+    {"options", Floor::facts},      {"checkpoint", Floor::facts},
+    {"config", Floor::facts},       {"tokenizer", Floor::facts},
+    {"digest", Floor::facts},       {"results", Floor::facts},
+    {"backend", Floor::contracts},  {"communicator", Floor::contracts},
+    {"stored", Floor::contracts},   {"kernel_trace", Floor::contracts},
+    {"family", Floor::computed},    {"shard", Floor::computed},
+    {"weights", Floor::computed},   {"state", Floor::computed},
+    {"rope", Floor::computed},      {"model", Floor::computed},
+    {"sampler", Floor::computed},   {"generate", Floor::computed},
+    {"cpu_backend", Floor::hosted}, {"cuda", Floor::hosted},
+    {"mpi", Floor::hosted},         {"main", Floor::program},
+    {"engine", Floor::program},     {"run", Floor::program},
+    {"bench", Floor::program},      {"plan", Floor::program},
+    {"verify", Floor::program},     {"inspect", Floor::program},
+    {"recover", Floor::program}};
 
 /// Libraries by the beginning of their headers' names, and the rooms that may use them.
 const std::vector<std::pair<std::string, std::set<std::string>>> libraries = {
@@ -89,6 +91,22 @@ std::string may_include(const std::string& from, const std::string& to, const fs
         case Floor::program: return {};
     }
     return no;
+}
+
+/// Inside cuda/ an operator's folder may include those that it is built on, a header beside the folders or in
+/// cuda/runtime no operator's.
+std::string may_include_in_cuda(const fs::path& from, const fs::path& to) {
+    static const std::map<std::string, std::set<std::string>> below = {{"gemv", {}},
+                                                                       {"gemm", {"gemv"}},
+                                                                       {"experts", {"gemv", "gemm"}},
+                                                                       {"attention", {"gemm"}},
+                                                                       {"delta_net", {}}};
+    const auto folder = [](const fs::path& p) { return p.parent_path().filename().string(); };
+    const std::string here = folder(from), there = folder(to);
+    if (here == there || !below.count(there)) return {};
+    const bool allowed = below.count(here) ? below.at(here).count(there) > 0
+                                           : from.extension() != ".hpp" && from.extension() != ".cuh";
+    return allowed ? "" : "cuda/" + here + " may not include cuda/" + there;
 }
 
 bool is_system_header(const std::string& name) {
@@ -174,6 +192,7 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
             const auto to_room = room_of(to);
             refuse(to_room.empty() ? "\"" + include.name + "\" lies outside src/, mpi/ and cuda/"
                                    : may_include(room, to_room, to));
+            if (room == "cuda" && to_room == "cuda") refuse(may_include_in_cuda(relative, to));
         }
     }
     if (nccl_files.size() > 1)
@@ -188,6 +207,21 @@ BOOST_AUTO_TEST_CASE(includes_point_down_and_libraries_stay_in_their_rooms) {
     const fs::path root = FTMPI_SOURCE_DIR;
     BOOST_TEST_REQUIRE(files_of(root, {"src"}).size() > 10u);
     require_none(wrong_includes(root));
+}
+
+BOOST_AUTO_TEST_CASE(readme_has_every_row_of_the_table_of_kernels) {
+    const fs::path root = FTMPI_SOURCE_DIR;
+    const std::string source = read(root / "cuda/kernels.cpp"), readme = read(root / "cuda/README.md");
+    const auto begin = source.find("KernelRow table[]"), end = source.find("\n};", begin);
+    BOOST_TEST_REQUIRE(end != std::string::npos);
+    const std::string table = source.substr(begin, end - begin);
+    const std::regex literal("\"([^\"]*)\"");
+    int count = 0;
+    for (auto m = std::sregex_iterator(table.begin(), table.end(), literal); m != std::sregex_iterator();
+         ++m, ++count)
+        if (readme.find(m->str(1)) == std::string::npos)
+            BOOST_ERROR("cuda/README.md does not say \"" + m->str(1) + "\"");
+    BOOST_TEST(count > 30);
 }
 
 BOOST_AUTO_TEST_CASE(planted_includes_are_found) {
@@ -212,6 +246,8 @@ BOOST_AUTO_TEST_CASE(planted_includes_are_found) {
         {"mpi/session.cpp", "#include <cuda_runtime.h>\n"},
         {"cuda/a.cu", "#include \"../mpi/session.hpp\"\n"},
         {"cuda/a.cu", "#include <nccl.h>\n"},
+        {"cuda/a.hpp", "#include \"gemv/gemv.cuh\"\n"},
+        {"cuda/gemm/a.cu", "#include \"../experts/experts.hpp\"\n"},
         {"src/newroom.cpp", "#include \"error.hpp\"\n"},
         {"src/model.cpp", "#include \"nowhere.hpp\"\n"},
     };

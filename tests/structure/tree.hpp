@@ -50,7 +50,8 @@ struct PlantedTree {
         for (const char* header :
              {"error", "digest", "results", "config", "backend", "sampler", "model", "cpu_backend", "run"})
             plant("src/" + std::string(header) + ".hpp", "#pragma once\n#include <vector>\n");
-        for (const char* header : {"cuda/runtime/handles.hpp", "cuda/stream.hpp", "mpi/session.hpp"})
+        for (const char* header : {"cuda/runtime/handles.hpp", "cuda/stream.hpp", "cuda/gemv/gemv.cuh",
+                                   "cuda/experts/experts.hpp", "mpi/session.hpp"})
             plant(header, "#pragma once\n");
     }
     ~PlantedTree() { fs::remove_all(root); }

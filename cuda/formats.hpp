@@ -1,0 +1,184 @@
+// The weight formats as kernels see them: a struct each, and the one dispatch over all of them. A new format
+// is a struct and a name in the list here; its kernels are instances of those that are there.
+//
+// Sources: BF16 and e4m3 as in the OCP 8-bit Floating Point Specification (OFP8); MXFP4 as in the OCP
+// Microscaling Formats (MX) Specification v1.0; NVFP4 as NVIDIA's checkpoints have it: e2m1 codes, an e4m3
+// scale for 16 of them, an fp32 scale for the tensor.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../src/format.hpp"
+#include "../src/numerics.hpp"
+#ifdef __CUDACC__
+#include "device_code.hpp"
+#endif
+
+namespace ftmpi::cuda {
+
+constexpr int kWord128 = 16;  ///< bytes of what a lane loads at once
+
+#ifdef __CUDACC__
+__device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+#endif
+
+// Every struct says:
+//   kWords128      words of 16 bytes of a chunk of 32 codes
+//   Scale          the inner scale that is read for a chunk, or void
+//   kScaleChunks   chunks that share it
+//   kBlockScaled   its factor multiplies the sum of 128 columns (else a chunk, or the format has none)
+// Floating formats, whose products are fma chains:
+//   decode(word, q, w)      elements 4 q .. 4 q + 3 of a word
+//   any_bad(word)           a code in 32 bits is NaN (bf16: or infinite)
+// 4-bit formats, whose products are integers (e2m1 codes are decoded by decode_e2m1()):
+//   decode_scale(scale, s)  the factors of the chunk's groups of 16
+//   chunk_value(..)         the chunk from the sums of its groups
+//   repaired(x, any)        an inner scale as stored: what becomes of it, and whether it is refused
+template <Format F> struct FormatTraits;
+
+template <> struct FormatTraits<Format::bf16> {
+    static constexpr int kWords128 = 4, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = void;
+#ifdef __CUDACC__
+    static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
+        const std::uint32_t a = word_of(word, 2 * q), b = word_of(word, 2 * q + 1);
+        w[0] = num::float_of(a << 16);
+        w[1] = num::float_of(a & 0xffff0000u);
+        w[2] = num::float_of(b << 16);
+        w[3] = num::float_of(b & 0xffff0000u);
+    }
+    static __device__ __forceinline__ std::uint32_t any_bad(std::uint32_t codes) {
+        return ((codes & 0x7f807f80u) + 0x00800080u) & 0x80008000u;  // an exponent of all ones carries
+    }
+#endif
+};
+
+template <> struct FormatTraits<Format::fp8_row> {
+    static constexpr int kWords128 = 2, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = void;
+#ifdef __CUDACC__
+    static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
+        decode_e4m3(word_of(word, q), w);
+    }
+    static __device__ __forceinline__ std::uint32_t any_bad(std::uint32_t codes) {
+        return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    }
+#endif
+};
+
+template <> struct FormatTraits<Format::fp8_block> : FormatTraits<Format::fp8_row> {
+    static constexpr int kScaleChunks = 4;
+    static constexpr bool kBlockScaled = true;
+    using Scale = std::uint32_t;  ///< the bits of a float
+};
+
+template <> struct FormatTraits<Format::nvfp4> {
+    static constexpr int kWords128 = 1, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = std::uint16_t;  ///< e4m3 codes of both groups
+#ifdef __CUDACC__
+    static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
+        decode_e4m3_pair(scale, s[0], s[1]);
+    }
+    static __device__ __forceinline__ float chunk_value(int sum0, int sum1, const float (&s)[2], float unit) {
+        return num::fma(static_cast<float>(sum1), s[1], static_cast<float>(sum0) * s[0]) * unit;
+    }
+    /// NaN over a group of zeros adds nothing and becomes 0. `codes`: the group's eight bytes.
+    static __device__ __forceinline__ bool repaired(std::uint8_t& x, const std::uint8_t* codes) {
+        if ((x & 0x7f) == 0x7f) {
+            std::uint8_t any = 0;
+            for (int i = 0; i < 8; ++i) any |= codes[i] & 0x77;
+            x = 0;
+            return any != 0;
+        }
+        const bool negative = x > 0x80;
+        if (x & 0x80) x = 0;
+        return negative;
+    }
+#endif
+};
+
+template <> struct FormatTraits<Format::mxfp4> {
+    static constexpr int kWords128 = 1, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = std::uint8_t;  ///< e8m0, of the whole chunk
+#ifdef __CUDACC__
+    static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
+        s[0] = num::from_e8m0(static_cast<std::uint8_t>(scale));
+    }
+    static __device__ __forceinline__ float chunk_value(int sum0, int sum1, const float (&s)[2], float unit) {
+        return (static_cast<float>(sum0 + sum1) * s[0]) * unit;
+    }
+    static __device__ __forceinline__ bool repaired(std::uint8_t& x, const std::uint8_t*) {
+        return x == 0xff;
+    }
+#endif
+};
+
+template <Format... F> struct FormatList { static constexpr int kCount = sizeof...(F); };
+using Formats = FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>;
+constexpr int kFormats = Formats::kCount;
+
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <class Function, Format... F> FTMPI_HD constexpr void for_each_of(FormatList<F...>, Function&& f) {
+    (f.template operator()<F>(), ...);
+}
+/// f.operator()<F>() for every format F in the order of the list.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <class Function> FTMPI_HD constexpr void for_each_format(Function&& f) { for_each_of(Formats{}, f); }
+
+/// f.operator()<F>() for the F that `format` is.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <class Function> FTMPI_HD constexpr auto with_format(Format format, Function&& f) {
+    using Result = decltype(f.template operator()<Format::bf16>());
+    if constexpr (std::is_void_v<Result>) {
+        for_each_format([&]<Format F>() {
+            if (format == F) f.template operator()<F>();
+        });
+    } else {
+        Result result{};
+        for_each_format([&]<Format F>() {
+            if (format == F) result = f.template operator()<F>();
+        });
+        return result;
+    }
+}
+
+constexpr int words128_of(Format f) {
+    return with_format(f, [=]<Format F>() { return FormatTraits<F>::kWords128; });
+}
+/// Bytes of inner scales of a row of `chunks` chunks.
+template <Format F> constexpr std::int64_t scale_pitch(std::int64_t chunks) {
+    using T = FormatTraits<F>;
+    if constexpr (std::is_void_v<typename T::Scale>) return 0;
+    else
+        return (chunks + T::kScaleChunks - 1) / T::kScaleChunks *
+               static_cast<std::int64_t>(sizeof(typename T::Scale));
+}
+constexpr std::int64_t scale_pitch_of(Format f, std::int64_t chunks) {
+    return with_format(f, [=]<Format F>() { return scale_pitch<F>(chunks); });
+}
+constexpr unsigned bit_of(Format f) { return 1u << static_cast<int>(f); }
+
+#ifdef __CUDACC__
+/// The inner scale of a chunk as `load` brings it, 0 in formats without. `scales`: those of the row.
+template <Format F, class Load>
+__device__ __forceinline__ std::uint32_t scale_of_chunk(const std::uint8_t* scales, int chunk, Load load) {
+    using T = FormatTraits<F>;
+    if constexpr (std::is_void_v<typename T::Scale>) return 0;
+    else return load(reinterpret_cast<const typename T::Scale*>(scales) + chunk / T::kScaleChunks);
+}
+#endif
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,150 @@
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace ftmpi::cuda {
+namespace {
+
+constexpr std::int64_t kFew = kManyRows - 1, kEver = std::numeric_limits<std::int64_t>::max();
+constexpr unsigned kBf16 = bit_of(Format::bf16), kFp8Row = bit_of(Format::fp8_row),
+                   kFp8Block = bit_of(Format::fp8_block),
+                   kCoded = bit_of(Format::nvfp4) | bit_of(Format::mxfp4),
+                   kFloats = kBf16 | kFp8Row | kFp8Block, kAll = kFloats | kCoded;
+
+bool fixed_width(const Call& c) {
+    const std::int64_t cols = c.to[0].matrix->cols;
+    const unsigned f = c.formats();
+    return c.aligned && c.to.size() <= kMatrices && (cols == 1024 || cols == 2048 || cols == 4096) &&
+           (std::has_single_bit(f) || f == (kBf16 | kFp8Row) || f == (kBf16 | kFp8Block));
+}
+bool is_fast(const Call& c) { return c.fast; }
+
+/// Distances between experts are counted in 32 bits.
+bool near(const MatrixView& m) {
+    return m.padded * std::max(m.code_pitch, m.scale_pitch) < (std::int64_t{1} << 32);
+}
+bool same_format(const Call& c) { return !c.shared || c.shared->format == c.routed->format; }
+bool up_fixed(const Call& c) {
+    const auto whole = [](const MatrixView& m) {
+        return near(m) && m.cols == kUpSets * 32 * num::kChunk &&
+               m.rows / 2 % (expert_rows(m.format) / 2) == 0;
+    };
+    return c.routed && whole(*c.routed) && (!c.shared || whole(*c.shared)) && same_format(c) && c.aligned &&
+           c.top_k >= 1 && c.top_k <= kMostUpChoices &&
+           (!c.routes || (c.experts <= kMostRouted && c.top_k <= c.experts));
+}
+bool down_fixed(const Call& c) {
+    const auto whole = [](const MatrixView& m) { return near(m) && m.cols == kDownChunks * num::kChunk; };
+    return c.shared && whole(*c.routed) && whole(*c.shared) && same_format(c) && c.aligned && c.top_k >= 1 &&
+           c.top_k <= kMostDownChoices;
+}
+
+bool route_in_up(const Call& c) {
+    return c.routes && c.experts <= kMostRouted && c.top_k <= std::min(c.experts, kMostChoices);
+}
+bool route_by_warp(const Call& c) { return c.experts <= 2 * kMostRouted && c.top_k <= kMostChoices; }
+
+/// Most query heads of this rank that share a key/value head.
+int heads_together(const Attention& t) {
+    int most = 0;
+    for (int kv = 0; kv < t.kv_heads; ++kv) {
+        const int begin = (t.first_kv_head + kv) * t.group - t.first_query_head;
+        most = std::max(most, std::min(begin + t.group, t.query_heads) - std::max(begin, 0));
+    }
+    return most;
+}
+bool few_heads(const Call& c) { return c.one_a_slot && heads_together(*c.attention) <= kMostDecodeHeads; }
+
+bool one_a_slot(const Call& c) { return c.one_a_slot; }
+bool delta_fixed(const Call& c) {
+    const DeltaNet& n = *c.net;
+    return c.one_a_slot && n.key_dim == kDeltaDim && n.value_dim == kDeltaDim && n.taps == kDeltaTaps &&
+           reinterpret_cast<std::uintptr_t>(n.conv) % 16 == 0 &&
+           reinterpret_cast<std::uintptr_t>(n.state) % 8 == 0;
+}
+bool norm_fixed(const Call& c) {
+    return c.aligned && c.width > 0 && c.width % 4 == 0 && c.width <= kMostNormWidth;
+}
+
+constexpr KernelRow table[] = {
+    {Operator::project, Kernel::gemm_bf16, "gemm/gemm_bf16", 1, kEver, kFloats, is_fast, "--numerics fast"},
+    {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kFloats, nullptr, ""},
+    {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyRows, kEver, kCoded, nullptr, ""},
+    {Operator::project, Kernel::gemv, "gemv/gemv", 1, 1, kAll, fixed_width,
+     "1024, 2048 or 4096 columns; one format, or FP8 and BF16"},
+    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::norm, Kernel::decode, "steps: norm_rows", 1, kEver, kAll, norm_fixed,
+     "a width of up to 8192, in fours"},
+    {Operator::norm, Kernel::decode_any, "steps: rms_norm_rows", 1, kEver, kAll, nullptr, ""},
+    {Operator::route, Kernel::fused, "in experts_up", 1, kFew, kAll, route_in_up,
+     "up to 32 of 256 experts, with rows of experts here"},
+    {Operator::route, Kernel::decode, "steps: route_few", 1, kEver, kAll, route_by_warp,
+     "up to 32 of 512 experts"},
+    {Operator::route, Kernel::decode_any, "steps: route_rows", 1, kEver, kAll, nullptr, ""},
+    {Operator::experts_up, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
+    {Operator::experts_up, Kernel::decode, "experts/decode_up", 1, kFew, kAll, up_fixed,
+     "2048 columns, one format, up to 8 choices (of 256 where it chooses)"},
+    {Operator::experts_up, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::experts_down, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
+    {Operator::experts_down, Kernel::decode, "experts/decode_down", 1, kFew, kFp8Row | kCoded, down_fixed,
+     "512 columns, one format, up to 10 choices, with a shared expert"},
+    {Operator::experts_down, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::attention, Kernel::prefill_bf16, "attention/prefill_bf16", 1, kEver, kAll, is_fast,
+     "--numerics fast"},
+    {Operator::attention, Kernel::decode, "attention/decode", 1, kEver, kAll, few_heads,
+     "one row a slot, up to 16 query heads a key/value head"},
+    {Operator::attention, Kernel::prefill, "attention/prefill", 1, kEver, kAll, nullptr, ""},
+    {Operator::delta_net, Kernel::decode, "delta_net/decode", 1, kEver, kAll, delta_fixed,
+     "one row a slot, heads of 128 x 128, four taps"},
+    {Operator::delta_net, Kernel::decode_any, "delta_net/decode_any", 1, kEver, kAll, one_a_slot,
+     "one row a slot"},
+    {Operator::delta_net, Kernel::prefill, "delta_net/delta_net", 1, kEver, kAll, nullptr, ""},
+};
+
+thread_local Chosen* noting = nullptr;
+
+bool serves(const KernelRow& row, const Call& c) {
+    if (row.op != c.op || c.rows < row.first || c.rows > row.last) return false;
+    const unsigned formats = c.formats();
+    const bool fits =
+        c.op == Operator::project ? (formats & row.formats) != 0 : (formats & ~row.formats) == 0;
+    return fits && (!row.suits || row.suits(c));
+}
+
+}  // namespace
+
+bool aligned(std::initializer_list<const void*> addresses) {
+    std::uintptr_t all = 0;
+    for (const void* p : addresses) all |= reinterpret_cast<std::uintptr_t>(p);
+    return all % 16 == 0;
+}
+
+unsigned Call::formats() const {
+    unsigned all = 0;
+    for (const Projection& p : to) all |= bit_of(p.matrix->format);
+    for (const MatrixView* m : {routed, shared})
+        if (m) all |= bit_of(m->format);
+    return all;
+}
+
+std::span<const KernelRow> kernel_table() { return table; }
+
+const KernelRow& choose(const Call& call) {
+    const auto row =
+        std::find_if(std::begin(table), std::end(table), [&](const KernelRow& r) { return serves(r, call); });
+    if (row == std::end(table)) throw Error(Exit::failure, "no kernel serves a step of no rows");
+    if (noting) noting->note(row->name);
+    return *row;
+}
+
+Chosen::Chosen() { noting = this; }
+Chosen::~Chosen() { noting = nullptr; }
+std::string Chosen::names() const {
+    std::string all;
+    for (auto i = names_.begin(); i != names_.end(); ++i)
+        if (std::find(names_.begin(), i, *i) == i) all += (all.empty() ? "" : " + ") + *i;
+    return all;
+}
+
+}  // namespace ftmpi::cuda

@@ -1,0 +1,99 @@
+// The launchers of matrices times the rows of a step: T rows of H columns against matrices that read the
+// same.
+#include <utility>
+#include <vector>
+
+#include "gemm/gemm.hpp"
+#include "gemm/gemm_bf16.hpp"
+#include "gemv/gemv.cuh"
+
+namespace ftmpi::cuda {
+namespace {
+
+/// Tiles of the matrices of `to`, a launch for each format and every kTileMatrices of them.
+void project_gemm(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
+                  Scratch scratch, cudaStream_t stream) {
+    CodedRows coded;
+    coded.codes = static_cast<uint4*>(scratch.data);
+    coded.units = reinterpret_cast<float*>(coded.codes + rows * coded_chunks(cols) * 4);
+    bool done = false;
+    for_each_format([&]<Format F>() {
+        TileTask a;
+        int tiles = 0;
+        const auto queue = [&] {
+            if (a.count == 0) return;
+            if (is_4bit(F) && !std::exchange(done, true)) code_rows(x, rows, cols, coded, stream);
+            (is_4bit(F) ? gemm_4bit : gemm_exact)(TileKind::plain, a, F, tiles,
+                                                  static_cast<int>((rows + kTileInputs - 1) / kTileInputs),
+                                                  stream);
+            a.count = tiles = 0;
+        };
+        a.rows = static_cast<int>(rows);
+        for (const Projection& p : to) {
+            const MatrixView& m = cuda_matrix(*p.matrix).view();
+            if (m.format != F) continue;
+            a.matrices[a.count++] = {m, x, coded, p.out, p.stride, tiles};
+            tiles += (m.rows + kTileRows - 1) / kTileRows;
+            if (a.count == kTileMatrices) queue();
+        }
+        queue();
+    });
+}
+
+/// Those with rows here.
+std::vector<Projection> with_rows(std::span<const Projection> to) {
+    std::vector<Projection> some;
+    for (const Projection& p : to) {
+        if (p.matrix->cols != to[0].matrix->cols)
+            throw Error(Exit::failure, "matrices of one step differ in their number of columns");
+        if (p.matrix->rows > 0) some.push_back(p);
+    }
+    return some;
+}
+
+}  // namespace
+
+std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
+    const std::size_t coded =
+        rows < kManyRows ? 0
+                         : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
+    return std::max(coded, gemm_bf16_scratch(rows, cols));
+}
+
+void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
+             Scratch scratch, cudaStream_t stream, bool fast) {
+    if (rows == 0) return;
+    for (std::vector<Projection> left = with_rows(to); !left.empty();) {
+        const KernelRow& row = choose(
+            {.op = Operator::project, .rows = rows, .fast = fast, .aligned = aligned({x}), .to = left});
+        std::vector<Projection> part, rest;
+        for (const Projection& p : left) (bit_of(p.matrix->format) & row.formats ? part : rest).push_back(p);
+        const std::int64_t cols = part[0].matrix->cols;
+        switch (row.kernel) {
+            case Kernel::gemm_bf16: gemm_bf16(part, x, rows, cols, scratch, stream); break;
+            case Kernel::gemv: gemv(part, x, {}, card, stream); break;
+            case Kernel::gemv_any: gemv_any(part, x, rows, {}, card, stream); break;
+            default: project_gemm(part, x, rows, cols, scratch, stream);
+        }
+        left = std::move(rest);
+    }
+}
+
+void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t rows, const Card& card,
+                  Scratch scratch, cudaStream_t stream, bool fast) {
+    if (rows == 0) return;
+    const std::vector<Projection> some = with_rows(to);
+    if (!to.empty() && to[0].matrix->cols != n.width)
+        throw Error(Exit::failure, "a norm's width is not its projections' number of columns");
+    // The kernels of few rows norm them first, each block for itself.
+    if (!fast && rows < kManyRows && n.width % 4 == 0 && !some.empty() && some.size() <= kMatrices &&
+        aligned({n.from, n.plus, n.sum, n.weight, n.out})) {
+        const Kernel kernel = choose({.op = Operator::project, .rows = rows, .to = some}).kernel;
+        if (kernel == Kernel::gemv) return gemv(some, nullptr, n, card, stream);
+        if (gemv_any(some, nullptr, rows, n, card, stream)) return;
+    }
+    norm(n, rows, stream);
+    project(to, n.out, rows, card, scratch, stream, fast);
+}
+
+}  // namespace ftmpi::cuda
