@@ -10,12 +10,16 @@ output=f.h5  # below $here
 patience=90  # seconds after which the test gives a job up
 deadline=20  # seconds a job may wait for its ranks; cases that wait for it lower it
 armed= code= took= started=
+either=  # whether a finished file and its journal are both right
 
 fault() { armed=$1; }
 
 # began / ended: around whatever a case runs by itself.
 began() { started=$(date +%s%N); }
-ended() { took=$((($(date +%s%N) - started) / 1000000)); }
+ended() {
+    took=$((($(date +%s%N) - started) / 1000000))
+    for file in out err; do if [ -f $file ]; then as_text $file; fi; done
+}
 
 job() {
     local np=$1
@@ -42,8 +46,9 @@ message() {
     text=$(grep -h '^ftmpi: error' err | sed 's/^ftmpi: error//; s/^: //; s/^ //')
     [ -n "$text" ] || text=$(grep -h '^ftmpi: request [0-9]* failed' err | sed 's/^ftmpi: //' | sort -u | head -n 1)
     [ -n "$text" ] || text=$(grep -h '^interrupted:' err)
-    [ -n "$text" ] || text=$(grep -hoE 'mpirun noticed that process rank [0-9]+ .*' err |
-        sed -E 's/with PID [0-9]+ on node [^ ]+ //; s/\.$//; s/^mpirun noticed that process/(mpirun:/; s/$/)/' | head -n 1)
+    # Version 5 calls mpirun prterun, and breaks the line.
+    [ -n "$text" ] || text=$(tr '\n' ' ' <err | grep -oE '(mpirun|prterun) noticed that process rank [0-9]+ [^.]* on signal [0-9]+ \([^)]*\)' |
+        sed -E 's/with PID [0-9]+ on node [^ ]+ //; s/^(mpirun|prterun) noticed that process/(mpirun:/; s/$/)/' | head -n 1)
     [ -n "$text" ] || text=$(grep -hq 'Exit code: *[0-9]' err && grep -hoE 'Exit code: *[0-9]+' err | head -n 1 | sed -E 's/Exit code: */(mpirun: a process left with code /; s/$/)/')
     printf '%s' "${text:-none}" | tr '\n' ';' | sed -e "s#$here/##g" -e "s#$root/##g" -e "s/($(hostname))/(HOST)/g" -e "s/a record of [0-9]* bytes/a record of N bytes/" -e 's/|/\\|/g'
 }
@@ -85,6 +90,7 @@ row() {
     words=$(message) files=$(left) end=$(ended_by)
     n=$(grep -c '^ftmpi: error' err)
     [ "$n" -le 1 ] || complain "$n messages"
+    case $either:$files in yes:f.h5 | yes:journal) files="f.h5 or journal" ;; esac
     case $end in LATE) complain "took $took ms" ;; esac
     case $files in *part*) complain "a .part is left" ;; esac
     case $code in 124 | 139 | 134 | 135 | 136) complain "exit code $code" ;; esac

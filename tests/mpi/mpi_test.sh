@@ -23,6 +23,7 @@ fails() {
     what="${FTMPI_FAULT-} $*"
     "$@" >out 2>err </dev/null
     code=$?
+    as_text out err
     [ "$want" != some ] || [ "$code" = 0 ] || want=$code
     if [ "$code" = "$want" ]; then ok; else bad "exit code $code instead of $want: $what"; fi
     n=$(grep -c '^ftmpi: error' err)
@@ -87,7 +88,7 @@ FTMPI_FAULT=1:load fails 2 1 ranks 2 "$probe" phases 5
 FTMPI_FAULT=1:load:exit fails some 0 ranks 2 "$probe" phases 5
 FTMPI_FAULT=1:decode:kill fails some 0 ranks 2 "$probe" phases 5
 FTMPI_FAULT=0:decode:abort fails some 0 ranks 2 "$probe" phases 5
-case $(mpirun --version 2>/dev/null | head -n 1) in *"Open MPI) 4."*)
+case $open_mpi in 4)
     FTMPI_FAULT=1:decode:exit fails 6 1 ranks 3 --mca orte_abort_on_non_zero_status 0 "$probe" phases 2
     says "'heads' was not finished within 2 s: waited for rank 1 ("
     ;;
@@ -117,6 +118,7 @@ begin() {
 ended() {
     wait "$launcher"
     if [ $? != 0 ]; then ok; else bad "exit code 0 after $1"; fi
+    as_text out err
     what=$1
     same "$(grep -c '^ftmpi: error' err)" 1 "messages after $what"
     [ "$(grep -c '^ftmpi: error' err)" = 1 ] || cat err
@@ -156,8 +158,8 @@ unset FTMPI_FAULT
 # Faults of several ranks. with RANK:FAULT...: one process each, in this order.
 with() {
     local fault command=()
-    for fault in "$@"; do command+=(${command[0]:+:} -np 1 env FTMPI_FAULT="$fault" "$probe" phases 3); done
-    timeout -k 1 40 "$mpirun" "${command[@]}"
+    for fault in "$@"; do command+=(${command[0]:+:} env FTMPI_FAULT="$fault" "$probe" phases 3); done
+    each "${command[@]}"
 }
 # The same error on all, and on some of them: the lowest of those says it.
 fails 1 1 with 0:decode#5:throw 1:decode#5:throw 2:decode#5:throw
@@ -192,6 +194,7 @@ all_run() { [ "$(grep -c '^rank' out)" = "$1" ]; }
 interrupted() {
     wait "$launcher"
     same "$?" 7 "exit code after $1"
+    as_text out err
     if grep -q "stopped and written" out; then ok; else bad "nothing was written after $1"; fi
     what=$1
     none_left 30

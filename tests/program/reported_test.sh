@@ -181,8 +181,8 @@ for batch in '{"prompt":""}\n{"prompt":""}\n' '{"prompt":"And"}\n{"prompt":""}\n
 done
 
 # --- ranks that were told unlike things -------------------------------------------------------------------------------
-expect_code 2 "$mpirun" -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 64 : \
-    -np 1 "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 32
+expect_code 2 each "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 64 : \
+    "$ftmpi" --model "$model" --prompt "And" --output unlike.h5 --context 32
 says_once "ftmpi: error"
 says "context"
 expect_code 3 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts nowhere.txt --output unlike.h5
@@ -195,7 +195,7 @@ mkdir here there
 apart() { # apart CODE ARGS...: rank 0 in here, rank 1 in there
     local code=$1
     shift
-    expect_code "$code" "$mpirun" -np 1 -wdir "$work/here" "$ftmpi" "$@" --output apart.h5 : -np 1 -wdir "$work/there" "$ftmpi" "$@" --output apart.h5
+    expect_code "$code" each env --chdir="$work/here" "$ftmpi" "$@" --output apart.h5 : env --chdir="$work/there" "$ftmpi" "$@" --output apart.h5
 }
 apart_refused() { # apart_refused CODE TEXT ARGS...: one message that says TEXT, and nothing is left
     apart "$1" "${@:3}"
@@ -230,8 +230,8 @@ present here/apart.h5
 
 # --- only the first rank touches the result: the second one's folder stays empty --------------------------------------
 mkdir ours theirs
-expect_code 0 "$mpirun" -np 1 -wdir "$work/ours" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2 : \
-    -np 1 -wdir "$work/theirs" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2
+expect_code 0 each env --chdir="$work/ours" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2 : \
+    env --chdir="$work/theirs" "$ftmpi" --model "$model" --prompt "And" --output out.h5 --max-tokens 2
 present ours/out.h5
 same "$(ls -A theirs)" "" "files of the second rank"
 

@@ -237,8 +237,8 @@ expect_code 3 "$ftmpi" "${sampled[@]}" --output stop.h5 --resume
 says "stop ids"
 # Ranks whose copies of the checkpoint are not the same: what differs is named before anything is loaded. Rank 1 has its own folder.
 unlike() { # unlike WHAT
-    expect_code 2 "$mpirun" -np 1 --wdir "$work/here" "$ftmpi" --model changed --prompt And --output u.h5 : \
-        -np 1 --wdir "$work/there" "$ftmpi" --model changed --prompt And --output u.h5
+    expect_code 2 each env --chdir="$work/here" "$ftmpi" --model changed --prompt And --output u.h5 : \
+        env --chdir="$work/there" "$ftmpi" --model changed --prompt And --output u.h5
     says_once "ftmpi: error"
     says "checkpoints differ between ranks"
     says "$1"

@@ -56,7 +56,7 @@ expect_code 1 full "${run[@]}" --output full.h5
 expect_code 0 "$ftmpi" verify closed.h5 full.h5
 
 # Ranks that were given unlike commands or files, of commands that one rank does for all, too.
-pair() { timeout -k 1 40 "$mpirun" -np 1 "$ftmpi" "${first[@]}" : -np 1 "$ftmpi" "${second[@]}"; }
+pair() { each "$ftmpi" "${first[@]}" : "$ftmpi" "${second[@]}"; }
 first=(inspect "$model") second=(recover closed.h5)
 expect_code 2 pair
 says_once "options differ between ranks: line 1 is 'command=inspect' on rank 0, 'command=recover' on rank 1"
