@@ -126,9 +126,9 @@ Session::Session(double timeout) : state_(std::make_unique<State>()) {
     install_stop_signals();
 }
 
-bool Session::is_one_of_several() {
+int Session::launch_rank() {
     const auto launch = launch_of(process_environment(), library_text());
-    return launch && launch->size > 1;
+    return launch && launch->size > 1 ? launch->rank : 0;
 }
 
 Session::~Session() {

@@ -27,8 +27,9 @@ public:
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
-    /// Whether a launcher started this process as one of several; asks the environment only.
-    static bool is_one_of_several();
+    /// The number that a launcher gave this process among those it started; 0 without one. Asks the
+    /// environment only: a process may start MPI once a launch.
+    static int launch_rank();
 
     int rank() const;
     int size() const;

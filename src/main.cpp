@@ -43,7 +43,8 @@ void fill_standard_streams() {
         }
 }
 
-/// Commands that one process does alone, without MPI unless a launcher started several.
+/// Commands that one process does alone, without MPI: a process may start it once a launch, and a script may
+/// have a run behind them.
 bool is_local(Command c) { return c != Command::run && c != Command::bench; }
 
 /// The same from a command line that could not be parsed.
@@ -68,17 +69,6 @@ int local_command(const Options& options) {
     }
 }
 
-/// Messages name a phase; of these commands there is only one.
-const char* name_of(Command command) {
-    switch (command) {
-        case Command::verify: return "verify";
-        case Command::recover: return "recover";
-        case Command::inspect: return "inspect";
-        case Command::plan: return "plan";
-        default: return "help";
-    }
-}
-
 int report(const Error& e) {
     std::fprintf(stderr, "ftmpi: error: %s\n", e.what());
     if (!e.hint().empty()) std::fprintf(stderr, "ftmpi: hint: %s\n", e.hint().c_str());
@@ -94,18 +84,6 @@ Exit with_stdout(Exit code) {
     return code == Exit::ok ? Exit::failure : code;
 }
 
-/// A local command under mpirun: rank 0 does it, the others wait and leave with the same code.
-Exit once(const Options& options, mpi::Session& session) {
-    constexpr double for_ever = 1e6;  // nothing can go wrong between the ranks that a deadline would find
-    mpi::restore_stop_signals();
-    session.set_timeout(for_ever);
-    int code = 0;
-    session.agree(name_of(options.command), [&] {
-        if (session.rank() == 0) code = local_command(options);
-    });
-    return static_cast<Exit>(std::stoi(session.broadcast(std::to_string(code), "exit code")));
-}
-
 int job(const Options* options, const std::exception_ptr& wrong) {
     mpi::install_stop_signals();  // before MPI starts, which may take seconds
     mpi::Session session(options ? options->timeout : 60);
@@ -117,9 +95,8 @@ int job(const Options* options, const std::exception_ptr& wrong) {
             },
             true);
         session.require_equal("options", "options", options->digest_text);
-        session.leave(with_stdout(is_local(options->command)           ? once(*options, session)
-                                  : options->command == Command::bench ? bench_command(*options, session)
-                                                                       : run_command(*options, session)));
+        session.leave(with_stdout(options->command == Command::bench ? bench_command(*options, session)
+                                                                     : run_command(*options, session)));
     } catch (const mpi::Session::Agreed& failed) { session.leave(failed.code); } catch (...) {
         session.abort(mpi::error_of_current_exception());
     }
@@ -138,12 +115,17 @@ int main(int argc, char** argv) {
         check_limits();
         Options options;
         std::exception_ptr wrong;
+        Exit code = Exit::ok;
         try {
             options = parse_options(argc, argv);
-        } catch (const Error&) { wrong = std::current_exception(); }
-        // Of several ranks one does the work, and a wrong command line is reported once for the whole job.
+        } catch (const Error& e) {
+            wrong = std::current_exception();
+            code = e.code();
+        }
         const bool local = wrong ? names_local_command(argc, argv) : is_local(options.command);
-        if (!local || mpi::Session::is_one_of_several()) return job(wrong ? nullptr : &options, wrong);
+        if (!local) return job(wrong ? nullptr : &options, wrong);
+        // Of several processes the first does the work and reports a wrong command line.
+        if (mpi::Session::launch_rank() != 0) return static_cast<int>(code);
         if (wrong) std::rethrow_exception(wrong);
         return static_cast<int>(with_stdout(static_cast<Exit>(local_command(options))));
     } catch (const mpi::Session::Agreed& refused) {  // a launch that rank 0 of the launcher has spoken about

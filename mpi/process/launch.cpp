@@ -74,14 +74,15 @@ std::optional<Launch> read(const Environment& environment, const Dialect& dialec
 }
 
 /// A step of srun. The body of a batch script has SLURM_NTASKS and SLURM_PROCID too, but is no step of its
-/// own: it has no step id, or one of the numbers that Slurm reserves for batch, interactive and external
+/// own: it has no tasks of a step, or one of the ids that Slurm reserves for batch, interactive and external
 /// steps.
 std::optional<Launch> read_slurm_step(const Environment& environment) {
-    const auto step =
-        number<long>(environment, has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
+    const char* id = has(environment, "SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID";
+    const auto step = number<long>(environment, id);
     const auto tasks = number(environment, "SLURM_STEP_NUM_TASKS");
     constexpr long first_reserved = 0xfffffff0L;
-    if (!step || *step >= first_reserved || !tasks) return std::nullopt;
+    // Only steps have a number of tasks of their own, so that its id may be missing.
+    if (!tasks || (has(environment, id) && (!step || *step >= first_reserved))) return std::nullopt;
     Launch launch;
     launch.launcher = "srun";
     launch.size = *tasks;

@@ -104,10 +104,6 @@ void install_stop_signals() {
                 signal == SIGINT ? static_cast<int>(SA_RESTART | SA_RESETHAND) : SA_RESTART);
 }
 
-void restore_stop_signals() {
-    for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) install(signal, SIG_DFL, 0);
-}
-
 int stop_signal() noexcept { return asked.load(std::memory_order_relaxed); }
 
 std::string stop_text() { return std::string("stopped by signal ") + name_of(asked); }

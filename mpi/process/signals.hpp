@@ -20,8 +20,6 @@ namespace ftmpi::mpi {
 
 /// Installs the handlers. The second SIGINT has its default action, so that a user is never held.
 void install_stop_signals();
-/// Gives the signals their default action again: for work that keeps nothing and may end at once.
-void restore_stop_signals();
 /// The signal that asked to stop, or 0. Safe to call at any time.
 int stop_signal() noexcept;
 /// "stopped by signal Terminated"; of the signal that came.

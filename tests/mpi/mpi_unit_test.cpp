@@ -73,6 +73,11 @@ BOOST_AUTO_TEST_CASE(separate_one_rank_jobs_are_refused) {
     BOOST_TEST(contains(srun, "2 separate one-rank jobs"));
     BOOST_TEST(contains(srun, "srun"));
     BOOST_TEST(contains(srun, "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2"));
+    // Without the id of the step, which only steps have tasks of.
+    const Environment unnamed = {
+        {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}};
+    BOOST_TEST(contains(launch_problem(unnamed, open_mpi, 1), "srun started 2 processes"));
+    BOOST_TEST(launch_problem(unnamed, open_mpi, 2) == "");
     BOOST_TEST(contains(srun, "Open MPI v4.1.4"));
     BOOST_TEST(contains(launch_hint(open_mpi), "srun --mpi=pmix"));
     // PMIx of a version the library does not speak.
