@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "../digest.hpp"
 #include "../error.hpp"
@@ -144,7 +147,7 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
     return end.records > 0 ? end : stop(JournalEnd::Kind::torn, "the record of the run is missing");
 }
 
-Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path)) {
+Journal::Journal(std::filesystem::path path, Open open, bool patient) : path_(std::move(path)) {
     // The file may be renamed or removed by its owner between our open and our lock; then the lock is on a
     // file without a name, and the next try meets the new state.
     for (int attempt = 0; attempt < 16; ++attempt) {
@@ -163,7 +166,7 @@ Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path))
                     : "recover needs the journal and its folder writable: it removes the one when the "
                       "result is made in the other");
         }
-        lock();
+        lock(patient);
         struct stat held {
         }, named{};
         if (::fstat(file_.get(), &held) == 0 && ::stat(path_.c_str(), &named) == 0 &&
@@ -177,7 +180,7 @@ Journal::Journal(std::filesystem::path path, Open open) : path_(std::move(path))
     throw Error(Exit::failure, path_.string() + ": is replaced again and again by other processes");
 }
 
-void Journal::lock() {
+void Journal::lock(bool patient) {
     lock_warning_.clear();
     // HDF5's readers use flock. It is only tried here, and let go at once: where it is made of the lock below
     // (NFS), the two would exclude each other.
@@ -190,9 +193,18 @@ void Journal::lock() {
     struct flock whole {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
-    if (::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0) return;
-    const int error = errno;
-    if (error == EAGAIN || error == EACCES)
+    int error = ::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0 ? 0 : errno;
+    const auto is_held = [&] { return error == EAGAIN || error == EACCES; };
+    if (is_held() && patient)
+        std::fprintf(stderr, "note: %s: another process is writing this output; waiting up to 5 s for it\n",
+                     printable(path_.string()).c_str());
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(patient ? 5 : 0);
+         is_held() && std::chrono::steady_clock::now() < end;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        error = ::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0 ? 0 : errno;
+    }
+    if (error == 0) return;
+    if (is_held())
         throw Error(Exit::failure, path_.string() + ": another process is writing this output",
                     "wait for it, or choose another name for the result");
     if (lock_warning_.empty())

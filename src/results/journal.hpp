@@ -44,8 +44,10 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
 class Journal {
 public:
     enum class Open { existing_only, existing_or_new };
-    /// Throws Error(failure) when the folder cannot be written or another process holds the journal.
-    Journal(std::filesystem::path path, Open open);
+    /// Throws Error(failure) when the folder cannot be written or another process holds the journal. A
+    /// `patient` one waits five seconds for a process that may be on its way out, and says so on the standard
+    /// error.
+    Journal(std::filesystem::path path, Open open, bool patient = false);
 
     const std::filesystem::path& path() const { return path_; }
     /// True when the file held nothing when it was opened.
@@ -67,7 +69,7 @@ public:
 
 private:
     [[noreturn]] void fail(const std::string& doing, int error) const;
-    void lock();
+    void lock(bool patient);
 
     std::filesystem::path path_;
     Descriptor file_;

@@ -200,7 +200,7 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing, boo
           if (existing == Existing::overwrite && fs::exists(resolved)) refuse_other_than_result(resolved);
           return resolved;
       }()),
-      journal(with_suffix(target, ".journal"), Journal::Open::existing_or_new) {
+      journal(with_suffix(target, ".journal"), Journal::Open::existing_or_new, existing != Existing::refuse) {
     warning = journal.lock_warning();
     const bool was_empty = journal.was_empty();
     try {
@@ -382,7 +382,7 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     if (!fs::exists(journal_path))
         throw Error(Exit::bad_input, journal_path.string() + " does not exist: there is nothing to recover" +
                                          (file_exists ? "; " + h5.string() + " is there" : ""));
-    Journal journal(journal_path, Journal::Open::existing_only);
+    Journal journal(journal_path, Journal::Open::existing_only, true);
     const JournalIndex found = index_journal(journal);
     if (found.first && file_exists && journal_id_of(target) == found.first->journal_id) {
         const auto requests = static_cast<std::int64_t>(SchemaReader(target).indices().size());

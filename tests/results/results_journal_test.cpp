@@ -211,6 +211,29 @@ BOOST_AUTO_TEST_CASE(every_flipped_byte_of_a_journal) {
     BOOST_TEST((bytes_of(folder.path / "long.h5.journal.damaged") == changed));
 }
 
+BOOST_AUTO_TEST_CASE(a_run_that_goes_on_waits_a_moment_for_the_one_before) {
+    for (const bool recover : {false, true}) {
+        Folder folder;
+        auto first = std::make_unique<ResultFile>(folder.file, sample_run(), Existing::refuse);
+        first->append(sample_request(0));
+        const int pid = ::fork();  // holds the lock as a process that was killed does, until it has ended
+        if (pid == 0) {
+            ::usleep(600000);
+            ::_exit(0);
+        }
+        first.reset();
+        const auto before = std::chrono::steady_clock::now();
+        if (recover) {
+            BOOST_TEST(recover_results(folder.file) == 1);
+        } else {
+            const ResultFile again(folder.file, sample_run(), Existing::resume);
+            BOOST_TEST((again.finished() == std::vector<std::int64_t>{0}));
+        }
+        BOOST_TEST((std::chrono::steady_clock::now() - before > std::chrono::milliseconds(300)));
+        BOOST_TEST(::waitpid(pid, nullptr, 0) == pid);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(two_writers) {
     Folder folder;
     ResultFile first(folder.file, sample_run(), Existing::refuse);
