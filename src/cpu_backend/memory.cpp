@@ -12,6 +12,7 @@
 
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
+#include "host_share.hpp"
 #include "kernels.hpp"
 #include "threads.hpp"
 
@@ -122,14 +123,9 @@ DeviceInfo CpuBackend::info() const {
             break;
         }
     d.capability = simd_ == Simd::plain ? "plain" : simd_ == Simd::avx2 ? "AVX2" : "AVX-512";
-    d.total_bytes =
-        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    d.free_bytes =
-        static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    std::ifstream meminfo("/proc/meminfo");
-    std::string key;
-    for (std::size_t kib = 0; meminfo >> key >> kib; meminfo.ignore(64, '\n'))
-        if (key == "MemAvailable:") d.free_bytes = kib * 1024;
+    const auto bounds = host_bounds();
+    d.total_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_limit));
+    d.free_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_left));
     return d;
 }
 

@@ -1,7 +1,6 @@
 #include "device.hpp"
 
 #include <algorithm>
-#include <thread>
 
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
@@ -13,13 +12,21 @@
 namespace ftmpi {
 namespace {
 
-RankDevice cpu_device(const Options& options, const mpi::Session& session) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    const int threads = options.threads ? options.threads : std::max(1, cores / session.local_size());
+RankDevice cpu_device(const Options& options, double processors) {
+    const int threads = options.threads ? options.threads : std::max(1, static_cast<int>(processors));
     return {make_cpu_backend(threads), threads, 0};
 }
 
 }  // namespace
+
+double share_of_host(Bound::Of of, mpi::Session& session) {
+    const auto mine = host_bounds();
+    std::vector<std::vector<Bound>> here;
+    for (const std::string& text : session.all_gather(session.host() + '\n' + text_of(mine), "host"))
+        if (const auto end = text.find('\n'); text.substr(0, end) == session.host())
+            here.push_back(bounds_of(std::string_view(text).substr(end + 1)));
+    return share_of(of, mine, here);
+}
 
 RankDevice open_device(const Options& options, mpi::Session& session) {
     RankDevice device;
@@ -47,6 +54,7 @@ RankDevice open_device(const Options& options, mpi::Session& session) {
         }
     }
 #endif
+    const double processors = share_of_host(Bound::Of::processors, session);
     session.agree(
         "device",
         [&] {
@@ -56,7 +64,7 @@ RankDevice open_device(const Options& options, mpi::Session& session) {
                     Exit::usage, "this program was built without CUDA",
                     "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
 #endif
-            device = cpu_device(options, session);
+            device = cpu_device(options, processors);
         },
         true);
     return device;

@@ -116,14 +116,14 @@ Engine::Engine(const Options& options, mpi::Session& session) : options_(options
     session.require_equal("open", "checkpoints", facts);
 }
 
-RankFacts Engine::facts() const {
+RankFacts Engine::facts(double memory) const {
     RankFacts f;
     f.host = session_.host();
     f.device = device_.backend->info();
     f.threads = device_.threads;
     const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0);
     if (f.device.backend == "cpu") {
-        f.available = f.device.free_bytes / static_cast<std::uint64_t>(session_.local_size());
+        f.available = static_cast<std::uint64_t>(memory);
         if (limit) f.available = std::min(f.available, limit);
     } else {
         // The limit is the whole card: what the context, the kernels and the communicator took already counts
@@ -170,9 +170,10 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
         n = std::min(config_.max_positions, (std::max<std::int64_t>(n, 4096) + 255) / 256 * 256);
     std::sort(tokens.begin(), tokens.end());
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    const double memory = share_of_host(Bound::Of::memory_left, session_);
     RankFacts mine;
     session_.agree(
-        "plan", [&] { mine = facts(); }, true);
+        "plan", [&] { mine = facts(memory); }, true);
     for (const auto& text : session_.all_gather(text_of(mine), "rank facts"))
         ranks_.push_back(facts_of(text));
     // Ranks that share a GPU all see the whole of its free memory.

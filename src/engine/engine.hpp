@@ -69,7 +69,8 @@ public:
     const std::vector<RankAllocated>& allocated() const { return allocated_; }
 
 private:
-    RankFacts facts() const;
+    /// `memory`: this rank's part of the host's, in bytes.
+    RankFacts facts(double memory) const;
     std::int64_t ranks_on_device_of(std::size_t rank) const;  ///< that one among them
     struct BesideArrays {                                     ///< of one rank, bytes
         std::uint64_t scratch = 0, driver = 0;

@@ -267,4 +267,45 @@ expect_code 0 "$ftmpi" --model "$model" --prompts long.jsonl --output long1.h5 -
 same "$(grep -c '"output_ids":\[0,0,' out)" 0 "long prompts answered by the first id of the vocabulary"
 expect_code 0 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts long.jsonl --output long2.h5 --max-tokens 4 --ignore-eos --shares 3,1
 expect_code 0 "$ftmpi" verify long1.h5 long2.h5
+
+# --- commands that need no ranks leave MPI to the run behind them ----------------------------------------------------
+run_behind() { expect_code 0 "$mpirun" -np 2 sh -c "'$ftmpi' $1 >behind.out && '$ftmpi' --model '$model' --prompt And --output behind.h5 --max-tokens 2 --overwrite"; }
+for before in --version --help "plan --model '$model' --hardware 24GiB@1008,16GiB@288" "inspect --model '$model'" "verify want.h5 want.h5"; do
+    run_behind "$before"
+    present behind.h5
+    rm -f behind.h5
+done
+
+# --- threads are those that this process may use, shared by the ranks --------------------------------------------------
+if command -v taskset >/dev/null && command -v h5dump >/dev/null; then
+    expect_code 0 taskset -c 0 "$ftmpi" --model "$model" --prompt And --output one_core.h5 --max-tokens 2
+    same "$(h5dump -d /ranks/cpu_threads one_core.h5 | sed -n 's/^ *(0): //p')" 1 "threads on one core"
+else
+    skipped "threads under an affinity mask (taskset or h5dump is not installed)"
+fi
+
+# --- memory limits of a cgroup count, and two ranks of one share them --------------------------------------------------
+group=
+for at in /sys/fs/cgroup/memory /sys/fs/cgroup; do
+    mkdir "$at/ftmpi-test-$$" 2>/dev/null || continue
+    for file in memory.limit_in_bytes memory.max; do
+        if [ -e "$at/ftmpi-test-$$/$file" ] && { echo $((300 << 20)) >"$at/ftmpi-test-$$/$file"; } 2>/dev/null; then group=$at/ftmpi-test-$$; fi
+    done
+    if [ "$group" ]; then break; fi
+    rmdir "$at/ftmpi-test-$$"
+done
+if [ "$group" ] && (echo "$BASHPID" >"$group/cgroup.procs") 2>/dev/null; then
+    grouped() { (echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"); }
+    large=(--model "$model" --prompt And --max-tokens 2 --context 4096 --kv fp32)
+    expect_code 4 grouped "$mpirun" -np 1 "$ftmpi" "${large[@]}" --output grouped.h5 --batch 24
+    says "does not fit"
+    expect_code 0 grouped "$mpirun" -np 1 "$ftmpi" "${large[@]}" --output grouped.h5 --batch 10
+    # Half of it is too little for the half of 18 sequences that fit the whole.
+    expect_code 4 grouped "$mpirun" -np 2 "$ftmpi" "${large[@]}" --output grouped2.h5 --batch 18
+    says "on all 2 ranks: a context of 4096 tokens does not fit"
+    expect_code 0 "$mpirun" -np 2 "$ftmpi" "${large[@]}" --output grouped2.h5 --batch 18
+else
+    skipped "memory limits of a cgroup (none can be made here)"
+fi
+if [ "$group" ]; then rmdir "$group"; fi
 finish
