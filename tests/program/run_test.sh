@@ -35,6 +35,18 @@ says "note: kv is bf16 in the first, fp8 in the second"
 FTMPI_SIMD=plain expect_code 0 "$ftmpi" --model "$model" --prompts prompts.txt --output other.h5 --overwrite
 expect_code 0 "$ftmpi" verify five.h5 other.h5
 
+# --- the second family ---------------------------------------------------------------------------------------------
+for format in bf16 fp8 nvfp4; do
+    second=$(dirname "$model")/tiny-qwen3-moe-$format
+    expect_code 0 "$ftmpi" --model "$second" --prompts prompts.txt --max-tokens 12 --output second.h5 --overwrite
+    expect_code 0 "$mpirun" -np 3 "$ftmpi" --model "$second" --prompts prompts.txt --max-tokens 12 --output other.h5 \
+        --overwrite --shares 5,2,1 --batch 2
+    expect_code 0 "$ftmpi" verify second.h5 other.h5
+    says "equal"
+    expect_code 0 "$ftmpi" inspect --model "$second"
+    says "qwen3_moe, hidden 128, 2 layers (2 attention), 4/2 heads of 128, 8 experts of 48, top 3"
+done
+
 # --- what a rank holds is what was planned, group by group ---------------------------------------------------------
 held_as_planned() {
     awk -v ranks="$1" '/^Memory in MiB, planned and held/ { on = 1; next }
