@@ -223,15 +223,16 @@ void Inventory::account(const Resolver& resolver, const Checkpoint& checkpoint, 
 void Inventory::require_one_format(std::size_t layer) const {
     for (const TensorRole& role : family_.roles(layers_[layer].kind)) {
         const auto& matrices = layers_[layer][role.role].matrices;
+        const auto parts = static_cast<std::size_t>(role.parts());
         for (std::size_t i = 0; i < matrices.size(); ++i) {
             if (matrices[i].format == matrices[0].format) continue;
-            const auto expert = i / static_cast<std::size_t>(role.parts());
-            const std::string& name = matrices[expert * static_cast<std::size_t>(role.parts())].codes->name;
-            if (role.stored == Stored::experts)
-                throw Error(Exit::bad_input, "layer " + std::to_string(layer) + ": expert " +
-                                                 std::to_string(expert) +
-                                                 " has another weight format than expert 0 (" + name + ")");
-            throw Error(Exit::bad_input, name + " and its up_proj have different weight formats");
+            const StoredMatrix& first = matrices[i / parts * parts];  // of the same expert
+            if (matrices[i].format != first.format)
+                throw Error(Exit::bad_input,
+                            first.codes->name + " and its up_proj have different weight formats");
+            throw Error(Exit::bad_input,
+                        "layer " + std::to_string(layer) + ": expert " + std::to_string(i / parts) +
+                            " has another weight format than expert 0 (" + first.codes->name + ")");
         }
     }
 }

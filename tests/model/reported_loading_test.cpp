@@ -10,6 +10,7 @@
 #include "error.hpp"
 #include "fleet.hpp"
 #include "plain_forward.hpp"
+#include "text/utf8.hpp"
 #include "tiny_model.hpp"
 #include "weights.hpp"
 
