@@ -144,4 +144,11 @@ std::string_view part_of(std::string_view tensor) {
     return "text";
 }
 
+std::string_view without_prefix(std::string_view tensor) {
+    for (const Family& family : kFamilies)
+        for (const std::string_view prefix : family.prefixes)
+            if (tensor.starts_with(prefix)) return tensor.substr(prefix.size());
+    return tensor;
+}
+
 }  // namespace ftmpi

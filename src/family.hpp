@@ -117,5 +117,7 @@ const Family& family_of(const ModelConfig& config);
 
 /// The part of a model that a tensor belongs to in any family: "text", or the name of a skipped part.
 std::string_view part_of(std::string_view tensor);
+/// The name of a text tensor without the prefix of any family.
+std::string_view without_prefix(std::string_view tensor);
 
 }  // namespace ftmpi

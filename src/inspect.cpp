@@ -14,6 +14,7 @@
 #include "config.hpp"
 #include "engine/open.hpp"
 #include "error.hpp"
+#include "family.hpp"
 
 namespace ftmpi {
 namespace {
@@ -46,18 +47,14 @@ struct Report {
 
 constexpr std::array<std::string_view, 3> kParts = {"text", "vision", "mtp"};
 
-std::size_t part_of(std::string_view name) {
-    if (name.starts_with("model.visual.") || name.starts_with("visual.")) return 1;
-    return name.starts_with("mtp.") ? 2 : 0;
+std::size_t part_index(std::string_view tensor) {
+    return static_cast<std::size_t>(std::find(kParts.begin(), kParts.end(), part_of(tensor)) -
+                                    kParts.begin());
 }
 
 /// The name with every number as '*' and without the prefix all text tensors share.
 std::string role_of(std::string_view module) {
-    for (const std::string_view prefix : {"model.language_model.", "model."})
-        if (module.starts_with(prefix)) {
-            module.remove_prefix(prefix.size());
-            break;
-        }
+    module = without_prefix(module);
     std::string role;
     for (std::size_t i = 0; i < module.size(); ++i) {
         const bool digit = std::isdigit(static_cast<unsigned char>(module[i])) != 0;
@@ -192,7 +189,7 @@ Report examine(const std::filesystem::path& directory) {
     report.warnings = checkpoint.warnings();
     describe_config(checkpoint, report);
     for (const auto& [name, tensor] : checkpoint.tensors()) {
-        const auto part = part_of(name);
+        const auto part = part_index(name);
         report.by_type[name_of(tensor.dtype)].add(tensor);
         report.by_part[part].add(tensor);
         if (part != 0) continue;
