@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or Ubuntu 24.04 to an answer: installs the missing packages, builds, and runs the small model of
+# From a fresh Debian 12 or 13 or Ubuntu 24.04 to an answer: installs the missing packages, builds, and runs the small model of
 # data/ on two ranks. Needs root or sudo only while packages are missing. Can be run again, from any folder.
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -43,9 +43,10 @@ alone() {
 # What was said: the program's own words, else the launcher's, without what differs between machines.
 message() {
     local text
-    text=$(grep -h '^ftmpi: error' err | sed 's/^ftmpi: error//; s/^: //; s/^ //')
+    # Version 5 may put other output before it on its line.
+    text=$(grep -ho 'ftmpi: error.*' err | sed 's/^ftmpi: error//; s/^: //; s/^ //')
     [ -n "$text" ] || text=$(grep -h '^ftmpi: request [0-9]* failed' err | sed 's/^ftmpi: //' | sort -u | head -n 1)
-    [ -n "$text" ] || text=$(grep -h '^interrupted:' err)
+    [ -n "$text" ] || text=$(grep -ho 'interrupted: .*' err)
     # Version 5 calls mpirun prterun, and breaks the line.
     [ -n "$text" ] || text=$(tr '\n' ' ' <err | grep -oE '(mpirun|prterun) noticed that process rank [0-9]+ [^.]* on signal [0-9]+ \([^)]*\)' |
         sed -E 's/with PID [0-9]+ on node [^ ]+ //; s/^(mpirun|prterun) noticed that process/(mpirun:/; s/$/)/' | head -n 1)
@@ -88,7 +89,7 @@ ended_by() {
 row() {
     local words files back end n i
     words=$(message) files=$(left) end=$(ended_by)
-    n=$(grep -c '^ftmpi: error' err)
+    n=$(grep -c 'ftmpi: error' err)
     [ "$n" -le 1 ] || complain "$n messages"
     case $either:$files in yes:f.h5 | yes:journal) files="f.h5 or journal" ;; esac
     case $end in LATE) complain "took $took ms" ;; esac
