@@ -1,5 +1,5 @@
-// Rooms and floors: reads every #include of src/, mpi/ and cuda/ and fails when one points up, sideways into
-// another room's library, or to something no room owns. files.cpp looks at the files themselves.
+// Modules and floors: reads every #include of src/, mpi/ and cuda/ and fails when one points up, sideways
+// into another module's library, or to something no module owns. files.cpp looks at the files themselves.
 #define BOOST_TEST_MODULE structure
 #include <cctype>
 #include <map>
@@ -14,28 +14,22 @@ namespace {
 
 enum class Floor { words, facts, contracts, computed, hosted, program };
 
-/// The floor of each room. A new room needs a line here, which is the moment to ask where it belongs.
+/// The floor of each module. A new module needs a line here, which is the moment to ask where it belongs.
 const std::map<std::string, Floor> floors = {
-    {"error", Floor::words},        {"text", Floor::words},
-    {"dtype", Floor::words},        {"tensor", Floor::words},
-    {"numerics", Floor::words},     {"format", Floor::words},
-    {"options", Floor::facts},      {"checkpoint", Floor::facts},
-    {"config", Floor::facts},       {"tokenizer", Floor::facts},
-    {"digest", Floor::facts},       {"results", Floor::facts},
-    {"backend", Floor::contracts},  {"communicator", Floor::contracts},
-    {"stored", Floor::contracts},   {"kernel_trace", Floor::contracts},
-    {"family", Floor::computed},    {"shard", Floor::computed},
-    {"weights", Floor::computed},   {"state", Floor::computed},
-    {"rope", Floor::computed},      {"model", Floor::computed},
-    {"sampler", Floor::computed},   {"generate", Floor::computed},
-    {"cpu_backend", Floor::hosted}, {"cuda", Floor::hosted},
-    {"mpi", Floor::hosted},         {"main", Floor::program},
-    {"engine", Floor::program},     {"run", Floor::program},
-    {"bench", Floor::program},      {"plan", Floor::program},
-    {"verify", Floor::program},     {"inspect", Floor::program},
-    {"recover", Floor::program}};
+    {"error", Floor::words},       {"packing", Floor::words},          {"text", Floor::words},
+    {"dtype", Floor::words},       {"tensor", Floor::words},           {"numerics", Floor::words},
+    {"format", Floor::words},      {"options", Floor::facts},          {"checkpoint", Floor::facts},
+    {"config", Floor::facts},      {"tokenizer", Floor::facts},        {"digest", Floor::facts},
+    {"results", Floor::facts},     {"backend", Floor::contracts},      {"communicator", Floor::contracts},
+    {"stored", Floor::contracts},  {"kernel_trace", Floor::contracts}, {"family", Floor::computed},
+    {"shard", Floor::computed},    {"weights", Floor::computed},       {"state", Floor::computed},
+    {"rope", Floor::computed},     {"model", Floor::computed},         {"sampler", Floor::computed},
+    {"generate", Floor::computed}, {"cpu_backend", Floor::hosted},     {"cuda", Floor::hosted},
+    {"mpi", Floor::hosted},        {"main", Floor::program},           {"engine", Floor::program},
+    {"run", Floor::program},       {"bench", Floor::program},          {"plan", Floor::program},
+    {"verify", Floor::program},    {"inspect", Floor::program},        {"recover", Floor::program}};
 
-/// Libraries by the beginning of their headers' names, and the rooms that may use them.
+/// Libraries by the beginning of their headers' names, and the modules that may use them.
 const std::vector<std::pair<std::string, std::set<std::string>>> libraries = {
     {"boost/program_options", {"options"}},
     {"hdf5", {"results"}},
@@ -51,14 +45,13 @@ const std::vector<std::pair<std::string, std::set<std::string>>> libraries = {
     {"cooperative_groups", {"cuda"}},
     {"mma.h", {"cuda"}},
     {"nvml", {"cuda"}},
-    {"omp.h", {"cpu_backend"}},
     {"immintrin.h", {"cpu_backend", "numerics"}},
     {"xmmintrin.h", {"cpu_backend", "numerics", "generate", "main"}},
 };
 
 /// src/results/wire.cpp -> results, src/results.hpp -> results, mpi/session.cpp -> mpi; empty outside the
 /// three folders.
-std::string room_of(const fs::path& relative) {
+std::string module_of(const fs::path& relative) {
     auto part = relative.begin();
     if (part == relative.end()) return {};
     if (*part == "mpi" || *part == "cuda") return part->string();
@@ -68,8 +61,8 @@ std::string room_of(const fs::path& relative) {
 
 std::string may_include(const std::string& from, const std::string& to, const fs::path& target) {
     if (from == to) return {};
-    if (!floors.count(from)) return "room " + from + " has no floor";
-    if (!floors.count(to)) return "room " + to + " has no floor";
+    if (!floors.count(from)) return "module " + from + " has no floor";
+    if (!floors.count(to)) return "module " + to + " has no floor";
     const auto here = floors.at(from), there = floors.at(to);
     const auto no = from + " may not include " + to;
     switch (here) {
@@ -118,18 +111,18 @@ bool is_system_header(const std::string& name) {
     return name.find_first_of("/.") == std::string::npos;  // the standard library
 }
 
-std::string may_use(const std::string& room, const fs::path& file, const std::string& header) {
-    for (const auto& [prefix, rooms] : libraries) {
+std::string may_use(const std::string& module, const fs::path& file, const std::string& header) {
+    for (const auto& [prefix, modules] : libraries) {
         if (!begins(header, prefix)) continue;
-        if (!rooms.count(room)) return room + " may not include <" + header + ">";
+        if (!modules.count(module)) return module + " may not include <" + header + ">";
         // In mpi/ only the transports of device memory see CUDA; CMake leaves them out by the same names.
         const auto name = file.filename().string();
         const bool device = begins(name, "nccl") || begins(name, "peer") || begins(name, "device");
-        if (room == "mpi" && prefix == "cuda" && !device)
+        if (module == "mpi" && prefix == "cuda" && !device)
             return name + " may not include <" + header + ">: not a device communicator";
         return {};
     }
-    return is_system_header(header) ? "" : "<" + header + "> belongs to no room";
+    return is_system_header(header) ? "" : "<" + header + "> belongs to no module";
 }
 
 struct Include {
@@ -167,7 +160,7 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
     std::set<std::string> nccl_files;
     for (const auto& file : files_of(root, {"src", "mpi", "cuda"})) {
         const auto relative = fs::relative(file, root);
-        const auto room = room_of(relative);
+        const auto module = module_of(relative);
         for (const auto& include : includes_of(read(file))) {
             const auto refuse = [&](const std::string& why) {
                 if (!why.empty())
@@ -175,24 +168,24 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
             };
             if (begins(include.name, "nccl") && include.angle) nccl_files.insert(relative.string());
             if (include.angle) {
-                refuse(may_use(room, relative, include.name));
+                refuse(may_use(module, relative, include.name));
                 continue;
             }
             fs::path target;
             for (const auto& base : {file.parent_path(), root / "src", root / "mpi", root / "cuda"})
                 if (target.empty() && fs::exists(base / include.name)) target = base / include.name;
             if (target.empty()) {  // "nccl.h" in quotes is a library's header all the same
-                const auto why = may_use(room, relative, include.name);
-                refuse(why.find("belongs to no room") == std::string::npos
+                const auto why = may_use(module, relative, include.name);
+                refuse(why.find("belongs to no module") == std::string::npos
                            ? why
                            : "\"" + include.name + "\" is not in the tree");
                 continue;
             }
             const auto to = fs::relative(fs::weakly_canonical(target), fs::weakly_canonical(root));
-            const auto to_room = room_of(to);
-            refuse(to_room.empty() ? "\"" + include.name + "\" lies outside src/, mpi/ and cuda/"
-                                   : may_include(room, to_room, to));
-            if (room == "cuda" && to_room == "cuda") refuse(may_include_in_cuda(relative, to));
+            const auto to_module = module_of(to);
+            refuse(to_module.empty() ? "\"" + include.name + "\" lies outside src/, mpi/ and cuda/"
+                                     : may_include(module, to_module, to));
+            if (module == "cuda" && to_module == "cuda") refuse(may_include_in_cuda(relative, to));
         }
     }
     if (nccl_files.size() > 1)
@@ -203,7 +196,7 @@ std::vector<std::string> wrong_includes(const fs::path& root) {
 
 }  // namespace
 
-BOOST_AUTO_TEST_CASE(includes_point_down_and_libraries_stay_in_their_rooms) {
+BOOST_AUTO_TEST_CASE(includes_point_down_and_libraries_stay_in_their_modules) {
     const fs::path root = FTMPI_SOURCE_DIR;
     BOOST_TEST_REQUIRE(files_of(root, {"src"}).size() > 10u);
     require_none(wrong_includes(root));
@@ -248,7 +241,7 @@ BOOST_AUTO_TEST_CASE(planted_includes_are_found) {
         {"cuda/a.cu", "#include <nccl.h>\n"},
         {"cuda/a.hpp", "#include \"gemv/gemv.cuh\"\n"},
         {"cuda/gemm/a.cu", "#include \"../experts/experts.hpp\"\n"},
-        {"src/newroom.cpp", "#include \"error.hpp\"\n"},
+        {"src/newmodule.cpp", "#include \"error.hpp\"\n"},
         {"src/model.cpp", "#include \"nowhere.hpp\"\n"},
     };
     for (const auto& [file, content] : wrong) {
