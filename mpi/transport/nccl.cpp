@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -80,7 +79,10 @@ public:
     bool fired() const { return fired_; }
     std::uint32_t name() const { return name_; }
     void seen() {
-        seen_ = true;
+        {
+            const std::lock_guard lock(mutex_);
+            seen_ = true;
+        }
         changed_.notify_all();
     }
 
@@ -107,13 +109,12 @@ private:
                     static_cast<int>(Exit::timed_out));
                 ncclCommAbort(communicator_);
             }
+            const Watchdog watchdog(
+                finish_seconds,
+                "ftmpi: error: NCCL waited for a rank that did not come, and the GPU does not come back\n",
+                static_cast<int>(Exit::timed_out));
             lock.lock();
-            if (!changed_.wait_for(lock, std::chrono::duration<double>(finish_seconds),
-                                   [this] { return done_ || seen_.load(); })) {
-                say("ftmpi: error: NCCL waited for a rank that did not come, and the GPU does not come "
-                    "back\n");
-                _exit(static_cast<int>(Exit::timed_out));
-            }
+            changed_.wait(lock, [this] { return done_ || seen_.load(); });
             return;
         }
     }
