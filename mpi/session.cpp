@@ -155,7 +155,8 @@ bool Session::cuda_aware() const {
 #endif
 }
 
-void Session::agree(std::string_view phase, const std::function<void()>& work, bool stoppable) {
+void Session::agree(std::string_view phase, const std::function<void()>& work, OnStop on_stop) {
+    const bool stoppable = on_stop == OnStop::fail;
     State& s = *state_;
     Report mine;
     std::optional<StopBound> bound;  // of the wait for the others, too
@@ -168,17 +169,16 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
     } catch (...) { mine = report_of_current_exception(); }
     std::vector<Report> reports(static_cast<std::size_t>(s.size));
     try {
-        const auto all = all_gather(encode(mine), std::string("agree ") + std::string(phase));
-        std::transform(all.begin(), all.end(), reports.begin(), decode);
+        reports = gather_records(mine, std::string("agree ") + std::string(phase));
         bound.reset();
     } catch (const Error& error) {
         bound.reset();
         // What is known goes first: it may be why the missing one is.
         for (int rank = 0; rank < s.size; ++rank)
-            reports[static_cast<std::size_t>(rank)] = rank == s.rank ? mine
-                                                      : s.exchange->has_come(rank)
-                                                          ? decode(text_of(s.exchange->incoming(rank)))
-                                                          : Report();
+            reports[static_cast<std::size_t>(rank)] =
+                rank == s.rank               ? mine
+                : s.exchange->has_come(rank) ? unpacked<Report>(text_of(s.exchange->incoming(rank)), phase)
+                                             : Report();
         std::string message = message_of(phase, reports, s.exchange->hosts());
         std::string what = error.what();
         if (error.code() == Exit::timed_out)
@@ -207,11 +207,12 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, b
 
 void Session::require_equal(std::string_view phase, std::string_view what, const std::string& text) {
     const auto difference = first_difference(what, all_gather(text, what));
-    agree(phase, [&] {
+    const auto check = [&] {
         if (!difference.empty())
             throw Error(Exit::usage, difference,
                         "start every rank with the same arguments, environment and files");
-    });
+    };
+    agree(phase, check, OnStop::ignore);
 }
 
 std::vector<std::string> Session::all_gather(const std::string& bytes, std::string_view name) {

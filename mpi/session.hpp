@@ -9,10 +9,14 @@
 
 #include "../src/communicator.hpp"
 #include "../src/error.hpp"
+#include "../src/packing.hpp"
 
 namespace ftmpi::mpi {
 
 class Exchange;
+
+/// What a signal that asks to stop does to a phase.
+enum class OnStop { fail, ignore };
 
 class Session {
 public:
@@ -41,14 +45,15 @@ public:
     /// Runs `work` on this rank, then learns how it went on all. When any rank failed, rank 0 prints one
     /// message for the lowest failing rank (phase, rank, host, what, hint; and how many others failed) and
     /// every rank throws Agreed with the same code. A rank that does not come back before the deadline ends
-    /// the job with Exit::timed_out. With `stoppable`, a signal that asks to stop counts as a failure with
+    /// the job with Exit::timed_out. Unless ignored, a signal that asks to stop counts as a failure with
     /// Exit::interrupted once `work` is done, and ends this process with that code when `work` does not come
     /// back within five seconds. Nothing inside `work` may communicate.
-    void agree(std::string_view phase, const std::function<void()>& work, bool stoppable = false);
+    void agree(std::string_view phase, const std::function<void()>& work, OnStop on_stop = OnStop::fail);
 
+    /// Thrown by agree() on every rank, after the message was printed.
     struct Agreed {
         Exit code;
-    };  ///< thrown by agree() on every rank, after the message was printed
+    };
 
     /// Fails like agree(phase) with Exit::usage when `text` (lines) is not the same on all ranks; the message
     /// shows the first line that differs and on which ranks.
@@ -58,6 +63,17 @@ public:
     /// in pieces).
     std::string broadcast(const std::string& bytes, std::string_view name);
     std::vector<std::string> all_gather(const std::string& bytes, std::string_view name);
+
+    /// `mine` of every rank, in the order of ranks / `of_root` of rank 0, on every rank: records with
+    /// fields_of(), or what Packer takes. `name` names the exchange in messages.
+    template <class T> std::vector<T> gather_records(const T& mine, std::string_view name) {
+        std::vector<T> records;
+        for (const auto& bytes : all_gather(packed(mine), name)) records.push_back(unpacked<T>(bytes, name));
+        return records;
+    }
+    template <class T> T broadcast_record(const T& of_root, std::string_view name) {
+        return unpacked<T>(broadcast(packed(of_root), name), name);
+    }
 
     /// The host transport, or none for one rank. Valid as long as the session.
     std::unique_ptr<Communicator> host_communicator(Backend& backend);

@@ -1,21 +1,18 @@
 #include "bench.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <string>
 
-#include "../mpi/process/fault.hpp"
-#include "../mpi/process/report.hpp"
 #include "../mpi/process/signals.hpp"
 #include "bench/kernels.hpp"
 #include "bench/measure.hpp"
 #include "bench/prompts.hpp"
 #include "bench/report.hpp"
 #include "digest.hpp"
+#include "engine/figures.hpp"
 #include "engine/output.hpp"
 #include "engine/record.hpp"
 #include "engine/screen.hpp"
@@ -48,40 +45,61 @@ Options engine_options(const Options& options, const std::vector<BenchCase>& cas
     return o;
 }
 
-std::string bytes_of(const std::vector<double>& values) {
-    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
-}
-
-/// `mine` of every rank.
-std::vector<std::vector<double>> gathered(mpi::Session& session, const std::vector<double>& mine) {
-    std::vector<std::vector<double>> all;
-    for (const auto& bytes : session.all_gather(bytes_of(mine), "times")) {
-        all.emplace_back(bytes.size() / sizeof(double));
-        if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
-    }
-    return all;
-}
-
 /// Runs cases through the lockstep loop that `run` uses.
 class Bench {
 public:
-    Bench(Engine& engine, std::vector<BenchCase> cases, const PromptSource& prompts)
-        : engine_(engine), cases_(std::move(cases)), prompts_(prompts),
-          hash_(engine.options().hash.value_or(false)), generator_(generator(hash_)) {}
+    Bench(Engine& engine, const PromptSource& prompts)
+        : engine_(engine), prompts_(prompts), hash_(engine.options().hash.value_or(false)),
+          generator_(generator(hash_)) {}
 
-    /// Logits of the first case's first prompt and a few tokens after it, hashed. Empty on other ranks than
-    /// 0.
-    std::string prompt_sha256() {
+    /// Logits of the first prompt of `c` and a few tokens after it, hashed. Empty on other ranks than 0.
+    std::string prompt_sha256(const BenchCase& c) {
         const auto hashed = generator(true);
         std::string sha;
         Generator::Events events = this->events(nullptr);
         events.finished = [&](const RequestRecord& r) { sha = r.logits_sha256; };
-        stopped_ = hashed->run(requests({cases_[0].prompt, std::min<std::int64_t>(cases_[0].decode, 8), 1}),
-                               events) == Generator::End::interrupted;
+        stopped_ = hashed->run(requests({c.prompt, std::min<std::int64_t>(c.decode, 8), 1}), events) ==
+                   Generator::End::interrupted;
         require_success(*hashed);
         return sha;
     }
 
+    /// Warms up and measures one case, and watches its gathers in a run of their own. `append` gets each
+    /// measured request on rank 0. Nothing where it was stopped before the first repeat ended.
+    std::optional<CaseTimes> measure(const BenchCase& c,
+                                     const std::function<void(const RequestRecord&)>& append) {
+        std::vector<RequestRecord> records;
+        std::vector<double> prefill, step, prefill_gather, gather;
+        for (int i = -engine_.options().warmup; i < engine_.options().repeats && !stopped_; ++i) {
+            const RunTimes t = run(c, records);
+            if (i < 0 || stopped_) continue;
+            prefill.push_back(t.prefill_seconds);
+            step.insert(step.end(), t.step_seconds.begin(), t.step_seconds.end());
+            for (auto& record : records) {
+                record.id =
+                    c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
+                record.index = measured_++;
+                append(record);
+            }
+        }
+        mpi::Session& session = engine_.session();
+        if (session.size() > 1 && !stopped_) {
+            RunTimes t = run(c, records, true);
+            if (!stopped_) {
+                prefill_gather = {t.prefill_gather_seconds};
+                gather = std::move(t.gather_seconds);
+            }
+        }
+        if (prefill.empty()) return std::nullopt;
+        const auto gathered = [&](const std::vector<double>& mine) {
+            return session.gather_records(mine, "times");
+        };
+        return CaseTimes{c, gathered(prefill), gathered(prefill_gather), gathered(step), gathered(gather)};
+    }
+
+    bool stopped() const { return stopped_; }
+
+private:
     /// One run; on rank 0 the records of its requests go to `records`.
     RunTimes run(const BenchCase& c, std::vector<RequestRecord>& records, bool watch_gathers = false) {
         StepClock clock(engine_.communicator(), watch_gathers);
@@ -95,10 +113,6 @@ public:
         return stopped_ ? RunTimes{} : clock.times(c.decode);
     }
 
-    bool stopped() const { return stopped_; }
-    const std::vector<BenchCase>& cases() const { return cases_; }
-
-private:
     std::unique_ptr<Generator> generator(bool hash, std::optional<bool> run_ahead = {}) {
         GenerateOptions o;
         o.run_ahead = run_ahead;
@@ -117,21 +131,19 @@ private:
                            .prompt = {},
                            .ids = prompts_.prompt(i, c.prompt),
                            .max_tokens = c.new_tokens(),
+                           .max_tokens_asked = true,
                            .refused = {}});
         return all;
     }
 
     Generator::Events events(StepClock* clock) {
-        Generator::Events e;
-        e.stop_requested = [this] {
-            engine_.check_checkpoint();
-            return engine_.session().stop_requested();
+        Generator::Events e = engine_.loop_events();
+        if (!clock) return e;
+        e.step = [before = std::move(e.step), clock](std::string_view phase) {
+            before(phase);
+            clock->step();
         };
-        e.step = [this, clock](std::string_view phase) {
-            mpi::fault_point(engine_.session().rank(), phase);
-            if (clock) clock->step();
-        };
-        if (clock) e.read = [clock](std::string_view phase) { clock->read(phase); };
+        e.read = [clock](std::string_view phase) { clock->read(phase); };
         return e;
     }
 
@@ -142,159 +154,121 @@ private:
     }
 
     Engine& engine_;
-    std::vector<BenchCase> cases_;
     const PromptSource& prompts_;
     bool hash_;
     std::unique_ptr<Generator> generator_;
     bool stopped_ = false;
+    std::int64_t measured_ = 0;  ///< requests
 };
+
+/// Plans for the longest case, or says what it needs. Phase "plan".
+void plan_for(const std::vector<BenchCase>& cases, Engine& engine) {
+    std::int64_t longest = 0;
+    for (const auto& c : cases) longest = std::max(longest, c.tokens());
+    const std::string needs =
+        "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") + " a sequence, ";
+    engine.session().agree("plan", [&] {
+        if (longest > engine.config().max_positions)
+            throw Error(Exit::usage,
+                        needs + "this model was made for " + std::to_string(engine.config().max_positions));
+    });
+    engine.plan({longest});
+    engine.session().agree("plan", [&] {
+        const bool asked = engine.options().context != 0;
+        if (engine.shard_plan().context < longest)
+            throw Error(
+                asked ? Exit::usage : Exit::does_not_fit,
+                needs + "the context holds " + std::to_string(engine.shard_plan().context),
+                asked ? "raise --context" : "measure shorter prompts or smaller --batches, or use --kv fp8");
+    });
+}
+
+RunRecord record_of_cases(const std::vector<BenchCase>& cases, Engine& engine) {
+    std::string names;
+    std::int64_t requests = 0;
+    for (const auto& c : cases) {
+        names += " " + c.name();
+        requests += std::int64_t{c.batch} * engine.options().repeats;
+    }
+    RunRecord record =
+        record_of(engine, hex(sha256(std::to_string(engine.options().seed) + names)), requests);
+    record.attributes.emplace_back("cases_asked", names.substr(1));
+    return record;
+}
+
+/// Loads the model and measures what the figures need beside the cases: the read rate first, while there is
+/// memory to read.
+Surroundings load(Engine& engine) {
+    Surroundings around;
+    around.hash_on = *engine.options().hash;
+    double rate = 0;
+    engine.session().agree("read rate", [&] { rate = engine.backend().measure_read_rate(); });
+    around.read_bytes_per_second = engine.session().gather_records(rate, "read rates");
+    engine.load();
+    around.load_seconds = engine.load_seconds();
+    for (const auto& r : engine.reads()) around.loaded_bytes.push_back(r.cut + r.replicated);
+    return around;
+}
+
+void show(const std::vector<CaseFigures>& figures, const Surroundings& around, const std::string& kernels,
+          bool json, bool stopped, const ResultFile& file) {
+    const mpi::StopBound bound("printing");
+    const std::string text = json ? bench_json(figures, around) : bench_table(figures, around);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fwrite(kernels.data(), 1, kernels.size(), json ? stderr : stdout);
+    std::fflush(stdout);
+    if (stopped) std::fprintf(stderr, "interrupted: what was measured is saved\n");
+    std::fprintf(stderr, "results: %s\n", printable(file.path().string()).c_str());
+}
 
 }  // namespace
 
 Exit bench_command(const Options& given, mpi::Session& session) {
-    const bool root = session.rank() == 0;
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     std::vector<BenchCase> cases;
     Options options;
-    session.agree(
-        "options",
-        [&] {
-            cases = cases_of(given);
-            options = engine_options(given, cases);
-        },
-        true);
-
+    session.agree("options", [&] {
+        cases = cases_of(given);
+        options = engine_options(given, cases);
+    });
     Engine engine(options, session);
     std::optional<PromptSource> prompts;
-    session.agree(
-        "prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); }, true);
-    std::int64_t longest = 0;
-    for (const auto& c : cases) longest = std::max(longest, c.tokens());
-    session.agree(
-        "plan",
-        [&] {
-            if (longest > engine.config().max_positions)
-                throw Error(Exit::usage, "bench needs " +
-                                             counted(static_cast<std::uint64_t>(longest), "token") +
-                                             " a sequence, this model was made for " +
-                                             std::to_string(engine.config().max_positions));
-        },
-        true);
-    engine.plan({longest});
-    session.agree(
-        "plan",
-        [&] {
-            if (engine.shard_plan().context < longest)
-                throw Error(
-                    options.context ? Exit::usage : Exit::does_not_fit,
-                    "bench needs " + counted(static_cast<std::uint64_t>(longest), "token") +
-                        " a sequence, the context holds " + std::to_string(engine.shard_plan().context),
-                    options.context ? "raise --context"
-                                    : "measure shorter prompts or smaller --batches, or use --kv fp8");
-        },
-        true);
-    Screen screen(options, root, 0);
+    session.agree("prompts", [&] { prompts.emplace(engine.tokenizer(), options.seed); });
+    plan_for(cases, engine);
+    Screen screen(options, session.rank() == 0, 0);
     screen.plan(engine);
-
-    std::unique_ptr<ResultFile> results;
-    session.agree(
-        "results",
-        [&] {
-            if (!root) return;
-            std::string names;
-            std::int64_t requests = 0;
-            for (const auto& c : cases) {
-                names += " " + c.name();
-                requests += std::int64_t{c.batch} * options.repeats;
-            }
-            RunRecord record = record_of(engine, hex(sha256(std::to_string(options.seed) + names)), requests,
-                                         utc("%Y-%m-%dT%H:%M:%SZ"));
-            record.attributes.emplace_back("cases_asked", names.substr(1));
-            results = std::make_unique<ResultFile>(
-                output_of(options, "ftmpi-bench"), std::move(record),
-                options.overwrite ? ResultFile::Existing::overwrite : ResultFile::Existing::refuse, false);
-            if (!results->warning().empty())
-                std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
-        },
-        true);
-
-    // Before the weights, while there is memory to read.
-    Surroundings around;
-    around.hash_on = *options.hash;
-    double rate = 0;
-    session.agree(
-        "read rate", [&] { rate = engine.backend().measure_read_rate(); }, true);
-    for (const auto& one : gathered(session, {rate})) around.read_bytes_per_second.push_back(one[0]);
-
-    engine.load();
+    Output output(engine, screen);
+    output.open(
+        "ftmpi-bench", [&] { return record_of_cases(cases, engine); }, false);
+    Surroundings around = load(engine);
     screen.loaded(engine);
-    around.load_seconds = engine.load_seconds();
-    for (const auto& r : engine.reads()) around.loaded_bytes.push_back(r.cut + r.replicated);
 
     std::vector<CaseTimes> times;
     bool stopped = false;
     std::string kernels;
-    try {
+    output.guard([&] {
         around.exchange_seconds =
             measure_exchange(engine.backend(), engine.communicator(), engine.config().hidden);
-        Bench bench(engine, cases, *prompts);
-        around.prompt_sha256 = bench.prompt_sha256();
-        std::int64_t index = 0;
-        std::vector<RequestRecord> records;
+        Bench bench(engine, *prompts);
+        around.prompt_sha256 = bench.prompt_sha256(cases[0]);
         for (const auto& c : cases) {
-            std::vector<double> prefill, step, prefill_gather, gather;
-            for (int i = -options.warmup; i < options.repeats && !bench.stopped(); ++i) {
-                const RunTimes t = bench.run(c, records);
-                if (i < 0 || bench.stopped()) continue;
-                prefill.push_back(t.prefill_seconds);
-                step.insert(step.end(), t.step_seconds.begin(), t.step_seconds.end());
-                for (auto& record : records) {
-                    record.id =
-                        c.name() + "_repeat" + std::to_string(i) + "_sequence" + std::to_string(record.index);
-                    record.index = index++;
-                    if (results) results->append(record);
-                }
-            }
-            if (session.size() > 1 && !bench.stopped()) {
-                RunTimes t = bench.run(c, records, true);
-                if (!bench.stopped()) {
-                    prefill_gather = {t.prefill_gather_seconds};
-                    gather = std::move(t.gather_seconds);
-                }
-            }
-            stopped = bench.stopped();
-            if (prefill.empty()) break;
-            times.push_back({c, gathered(session, prefill), gathered(session, prefill_gather),
-                             gathered(session, step), gathered(session, gather)});
-            if (stopped) break;
+            if (auto measured = bench.measure(c, [&](const RequestRecord& r) { output.file()->append(r); }))
+                times.push_back(std::move(*measured));
+            if (bench.stopped()) break;
         }
+        stopped = bench.stopped();
         if (options.kernels && !stopped) kernels = kernels_table(engine, *prompts);
-        engine.measure_allocated();
-    } catch (...) {
-        const Error error = mpi::error_of_current_exception();
-        results.reset();  // a journal without a finished request goes; any other stays
-        session.abort(error);
-    }
-
-    session.agree("write", [&] {
-        if (!root) return;
-        std::vector<CaseFigures> figures;
-        for (const auto& t : times)
-            figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
-        SummaryRecord summary =
-            bench_summary(times, figures, around,
-                          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-        add_allocated(engine, summary);
-        results->finish(summary, stopped);
-        screen.taken(engine);
-        const mpi::StopBound bound("printing");
-        const std::string text = options.json ? bench_json(figures, around) : bench_table(figures, around);
-        std::fwrite(text.data(), 1, text.size(), stdout);
-        std::fwrite(kernels.data(), 1, kernels.size(), options.json ? stderr : stdout);
-        std::fflush(stdout);
-        if (stopped) std::fprintf(stderr, "interrupted: what was measured is saved\n");
-        std::fprintf(stderr, "results: %s\n", printable(results->path().string()).c_str());
     });
+
+    std::vector<CaseFigures> figures;
+    output.write(
+        [&] {
+            for (const auto& t : times)
+                figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
+            return bench_summary(times, figures, around, seconds_since(begin));
+        },
+        stopped,
+        [&](const ResultFile& file) { show(figures, around, kernels, options.json, stopped, file); });
     return stopped ? Exit::interrupted : Exit::ok;
 }
 

@@ -23,6 +23,7 @@ struct Request {
     std::string id, prompt;
     std::vector<std::int32_t> ids;
     std::int64_t max_tokens = 0;
+    bool max_tokens_asked = false;  ///< by the prompt or the command line, and not only the default
     std::string refused;  ///< not empty: the request is not run, its record carries this as its error
 };
 

@@ -88,12 +88,9 @@ int job(const Options* options, const std::exception_ptr& wrong) {
     mpi::install_stop_signals();  // before MPI starts, which may take seconds
     mpi::Session session(options ? options->timeout : 60);
     try {
-        session.agree(
-            "options",
-            [&] {
-                if (wrong) std::rethrow_exception(wrong);
-            },
-            true);
+        session.agree("options", [&] {
+            if (wrong) std::rethrow_exception(wrong);
+        });
         session.require_equal("options", "options", options->digest_text);
         session.leave(with_stdout(options->command == Command::bench ? bench_command(*options, session)
                                                                      : run_command(*options, session)));

@@ -1,14 +1,12 @@
 #include "run.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <iostream>
+#include <tuple>
+#include <type_traits>
 
-#include "../mpi/process/fault.hpp"
-#include "../mpi/process/report.hpp"
 #include "digest.hpp"
 #include "engine/engine.hpp"
+#include "engine/figures.hpp"
 #include "engine/output.hpp"
 #include "engine/record.hpp"
 #include "engine/screen.hpp"
@@ -33,6 +31,7 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
                   .prompt = p.text,
                   .ids = p.ids,
                   .max_tokens = p.max_tokens.value_or(options.max_tokens),
+                  .max_tokens_asked = options.max_tokens_asked || p.max_tokens.has_value(),
                   .refused = {}};
         const std::string which =
             p.id.empty() ? "prompt " + std::to_string(i) : "prompt " + std::to_string(i) + " (" + p.id + ")";
@@ -61,23 +60,16 @@ std::vector<Request> requests_of(const Options& options, const std::vector<Promp
     return requests;
 }
 
-/// A request's new tokens were asked for, by the prompt or the command line, and are not only the default.
-bool asked_for_tokens(const Options& options, const PromptText& prompt) {
-    return options.max_tokens_asked || prompt.max_tokens.has_value();
-}
-
 /// Refuses requests that the context cannot hold, with the numbers and what would help; the others go on. A
 /// prompt must leave room for a token. The answer may end at the context where that was asked for with
 /// --context, or where nobody asked for so many tokens.
-void refuse_too_long(std::vector<Request>& requests, const Options& options,
-                     const std::vector<PromptText>& prompts, const ShardPlan& plan,
+void refuse_too_long(std::vector<Request>& requests, const Options& options, const ShardPlan& plan,
                      std::int64_t model_context) {
     for (Request& r : requests) {
         if (!r.refused.empty()) continue;
         const auto n = static_cast<std::int64_t>(r.ids.size()), needed = n + r.max_tokens;
         const bool prompt_fits = n < plan.context;
-        const bool may_end_early =
-            options.context != 0 || !asked_for_tokens(options, prompts[static_cast<std::size_t>(r.index)]);
+        const bool may_end_early = options.context != 0 || !r.max_tokens_asked;
         if (prompt_fits && (may_end_early || needed <= plan.context)) continue;
         r.refused = "needs " + counted(r.ids.size(), "prompt token") + " and " +
                     counted(static_cast<std::uint64_t>(r.max_tokens), "new one") + ", " +
@@ -106,13 +98,6 @@ std::string prompts_digest(const std::vector<Request>& requests) {
         all += '\n';
     }
     return hex(sha256(all));
-}
-
-double median(std::vector<double> v) {
-    if (v.empty()) return 0;
-    const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
-    std::nth_element(v.begin(), middle, v.end());
-    return *middle;
 }
 
 /// Figures over the requests of this session.
@@ -161,150 +146,146 @@ SummaryRecord summary_of(const Tally& t, const Engine& engine, double wall_secon
     return s;
 }
 
+/// What rank 0 has found in the file that a run goes on with.
+struct Earlier {
+    std::int64_t failed = 0;             ///< of those finished
+    std::vector<std::int64_t> finished;  ///< indices
+};
+
+constexpr auto fields_of(std::type_identity<Earlier>) {
+    return std::tuple(&Earlier::failed, &Earlier::finished);
+}
+
+RequestRecord record_of_refused(const Request& r) {
+    RequestRecord record;
+    record.index = r.index;
+    record.id = r.id;
+    record.prompt = r.prompt;
+    record.prompt_ids = r.ids;
+    record.finish_reason = "error";
+    record.error = r.refused;
+    return record;
+}
+
+/// One `ftmpi run`, its phases in the order in which they are called.
+class Run {
+public:
+    Run(const Options& options, mpi::Session& session, const std::vector<PromptText>& prompts)
+        : options_(options), session_(session), root_(session.rank() == 0), engine_(options, session),
+          screen_(options, root_, prompts.size()), output_(engine_, screen_) {
+        session.agree("prompts", [&] { requests_ = requests_of(options, prompts, engine_); });
+        digest_ = prompts_digest(requests_);
+        session.require_equal("prompts", "prompts",
+                              digest_ + (options.max_tokens_asked ? " with --max-tokens" : ""));
+    }
+
+    void plan() {
+        std::vector<std::int64_t> lengths;
+        for (const Request& r : requests_)
+            if (const auto n = std::ssize(r.ids); r.refused.empty() && n < engine_.config().max_positions)
+                lengths.push_back(n + r.max_tokens);
+        engine_.plan(lengths);
+        refuse_too_long(requests_, options_, engine_.shard_plan(), engine_.config().max_positions);
+        screen_.plan(engine_);
+    }
+
+    /// Opens the file and leaves out what an earlier run has finished. What is refused ends here, so that
+    /// nobody waits hours for it.
+    void open_results() {
+        output_.open(
+            "ftmpi", [&] { return record_of(engine_, digest_, std::ssize(requests_)); }, true);
+        const ResultFile* file = output_.file();
+        const auto earlier = session_.broadcast_record(
+            file ? Earlier{file->failed_before(), file->finished()} : Earlier{}, "finished requests");
+        failed_ = earlier.failed;
+        screen_.resumed(earlier.finished.size(), failed_, file && file->nothing_left());
+        std::vector<bool> done(requests_.size(), false);
+        for (const auto index : earlier.finished) done.at(static_cast<std::size_t>(index)) = true;
+        session_.agree("results", [&] {
+            for (const Request& r : requests_) {
+                if (done[static_cast<std::size_t>(r.index)]) continue;
+                if (r.refused.empty()) {
+                    open_.push_back(r);
+                    continue;
+                }
+                ++failed_;
+                if (root_) finished(record_of_refused(r));
+            }
+        });
+    }
+
+    void generate() {
+        if (open_.empty()) return;
+        engine_.load();
+        screen_.loaded(engine_);
+        output_.guard([&] {
+            Generator generator(
+                engine_.backend(), engine_.communicator(), engine_.model(), engine_.state(),
+                engine_.tokenizer(),
+                {.sampling = {options_.temperature, options_.top_p, options_.top_k, options_.seed},
+                 .ignore_eos = options_.ignore_eos,
+                 .hash = options_.hash.value_or(true),
+                 .save_logits = options_.save_logits,
+                 .prefill_chunk = engine_.shard_plan().prefill_rows,
+                 .stop_ids = engine_.config().stop_ids});
+            Generator::Events events = engine_.loop_events();
+            events.text = [&](const Request& r, std::string_view text, bool last) {
+                screen_.text(r, text, last);
+            };
+            events.finished = [&](const RequestRecord& r) { finished(r); };
+            interrupted_ = generator.run(open_, events) == Generator::End::interrupted;
+            failed_ += generator.failed();
+            tally_.decoded = generator.decoded();
+            tally_.decode_seconds = generator.decode_seconds();
+        });
+    }
+
+    Exit write(Clock::time_point begin) {
+        output_.write([&] { return summary_of(tally_, engine_, seconds_since(begin)); }, interrupted_,
+                      [&](const ResultFile& file) {
+                          screen_.summary(
+                              tally_.figures(), file.path(), interrupted_,
+                              std::ssize(requests_) - std::ssize(file.finished()) - tally_.requests);
+                      });
+        if (interrupted_) return Exit::interrupted;
+        return failed_ ? Exit::partly_failed : Exit::ok;
+    }
+
+private:
+    /// On rank 0.
+    void finished(const RequestRecord& record) {
+        output_.file()->append(record);
+        tally_.add(record);
+        screen_.finished(record);
+    }
+
+    const Options& options_;
+    mpi::Session& session_;
+    bool root_;
+    Engine engine_;
+    Screen screen_;
+    Output output_;
+    std::vector<Request> requests_, open_;  ///< all, and those that are neither finished nor refused
+    std::string digest_;
+    Tally tally_;
+    std::int64_t failed_ = 0;  ///< of the whole run, earlier sessions too: the exit code is about the result
+    bool interrupted_ = false;
+};
+
 }  // namespace
 
 Exit run_command(const Options& options, mpi::Session& session) {
-    const bool root = session.rank() == 0;
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     std::vector<PromptText> prompts;
-    session.agree(
-        "options",
-        [&] {
-            if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
-            prompts = read_prompts(options);
-        },
-        true);
-
-    Engine engine(options, session);
-    std::vector<Request> requests;
-    session.agree(
-        "prompts", [&] { requests = requests_of(options, prompts, engine); }, true);
-    session.require_equal("prompts", "prompts",
-                          prompts_digest(requests) + (options.max_tokens_asked ? " with --max-tokens" : ""));
-    std::vector<std::int64_t> lengths;
-    for (const Request& r : requests)
-        if (const auto n = static_cast<std::int64_t>(r.ids.size());
-            r.refused.empty() && n < engine.config().max_positions)
-            lengths.push_back(n + r.max_tokens);
-    engine.plan(lengths);
-    refuse_too_long(requests, options, prompts, engine.shard_plan(), engine.config().max_positions);
-
-    Screen screen(options, root, requests.size());
-    screen.plan(engine);
-
-    // The result file is checked before any weight is read, so that an hour of work cannot end at a read-only
-    // folder.
-    std::unique_ptr<ResultFile> results;
-    std::string finished_text;
-    bool nothing_left = false;  // known to rank 0
-    const std::string start = utc("%Y-%m-%dT%H:%M:%SZ");
-    session.agree(
-        "results",
-        [&] {
-            if (!root) return;
-            results = std::make_unique<ResultFile>(
-                output_of(options, "ftmpi"),
-                record_of(engine, prompts_digest(requests), std::ssize(requests), start),
-                options.resume      ? ResultFile::Existing::resume
-                : options.overwrite ? ResultFile::Existing::overwrite
-                                    : ResultFile::Existing::refuse);
-            if (!results->warning().empty())
-                std::fprintf(stderr, "note: %s\n", printable(results->warning()).c_str());
-            nothing_left = results->nothing_left();
-            finished_text = std::to_string(results->failed_before()) + "\n";
-            for (auto i : results->finished()) finished_text += std::to_string(i) + "\n";
-        },
-        true);
-    std::vector<bool> done(requests.size(), false);
-    std::int64_t failed = 0;  // of the whole run, earlier sessions too: the exit code is about the result
-    {
-        const std::string text = session.broadcast(finished_text, "finished requests");
-        std::size_t at = text.find('\n') + 1, count = 0;
-        failed = std::stoll(text.substr(0, at));
-        for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1, ++count)
-            done.at(static_cast<std::size_t>(std::stoll(text.substr(at, end - at)))) = true;
-        screen.resumed(count, failed, nothing_left);
-    }
-    // What is refused ends before any work, so that nobody waits hours for it.
-    Tally tally;
-    std::vector<Request> open;
-    session.agree(
-        "results",
-        [&] {
-            for (const Request& r : requests) {
-                if (done[static_cast<std::size_t>(r.index)]) continue;
-                if (r.refused.empty()) {
-                    open.push_back(r);
-                    continue;
-                }
-                ++failed;
-                if (!root) continue;
-                RequestRecord record;
-                record.index = r.index;
-                record.id = r.id;
-                record.prompt = r.prompt;
-                record.prompt_ids = r.ids;
-                record.finish_reason = "error";
-                record.error = r.refused;
-                results->append(record);
-                tally.add(record);
-                screen.finished(record);
-            }
-        },
-        true);
-
-    Generator::End end = Generator::End::done;
-    if (!open.empty()) {
-        engine.load();
-        screen.loaded(engine);
-        try {
-            Generator generator(
-                engine.backend(), engine.communicator(), engine.model(), engine.state(), engine.tokenizer(),
-                {.sampling = {options.temperature, options.top_p, options.top_k, options.seed},
-                 .ignore_eos = options.ignore_eos,
-                 .hash = options.hash.value_or(true),
-                 .save_logits = options.save_logits,
-                 .prefill_chunk = engine.shard_plan().prefill_rows,
-                 .stop_ids = engine.config().stop_ids});
-            Generator::Events events;
-            events.text = [&](const Request& r, std::string_view text, bool last) {
-                screen.text(r, text, last);
-            };
-            events.finished = [&](const RequestRecord& r) {
-                results->append(r);
-                tally.add(r);
-                screen.finished(r);
-            };
-            events.stop_requested = [&] {
-                engine.check_checkpoint();
-                return session.stop_requested();
-            };
-            events.step = [&](std::string_view phase) { mpi::fault_point(session.rank(), phase); };
-            end = generator.run(open, events);
-            engine.measure_allocated();
-            failed += generator.failed();
-            tally.decoded = generator.decoded();
-            tally.decode_seconds = generator.decode_seconds();
-        } catch (...) {
-            const Error error = mpi::error_of_current_exception();
-            results.reset();  // a journal without a finished request goes; any other stays
-            session.abort(error);
-        }
-    }
-
-    const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    session.agree("write", [&] {
-        if (!root) return;
-        SummaryRecord summary = summary_of(tally, engine, wall);
-        add_allocated(engine, summary);
-        results->finish(summary, end == Generator::End::interrupted);
-        screen.taken(engine);
-        screen.summary(tally.figures(), results->path(), end == Generator::End::interrupted,
-                       static_cast<std::int64_t>(requests.size()) -
-                           static_cast<std::int64_t>(results->finished().size()) - tally.requests);
+    session.agree("options", [&] {
+        if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
+        prompts = read_prompts(options);
     });
-    if (end == Generator::End::interrupted) return Exit::interrupted;
-    return failed ? Exit::partly_failed : Exit::ok;
+    Run run(options, session, prompts);
+    run.plan();
+    run.open_results();
+    run.generate();
+    return run.write(begin);
 }
 
 }  // namespace ftmpi

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <sstream>
 
 #include "../../src/error.hpp"
 
@@ -106,41 +105,6 @@ std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks,
                                 joined(ranks[b].visible) + " (" + environment_of(ranks[b]) + ")",
                             "start one rank a GPU; to share it all the same, name it for both with --gpus");
     return chosen;
-}
-
-std::string encode(const RankGpus& gpus) {
-    // Lengths before texts: a variable of the environment may hold anything.
-    std::ostringstream out;
-    const auto put = [&](const std::string& text) { out << text.size() << ' ' << text; };
-    out << gpus.local_rank << ' ' << gpus.visible.size() << ' ' << (gpus.visible_devices ? 1 : 0) << ' ';
-    put(gpus.host);
-    put(gpus.visible_devices.value_or(""));
-    put(gpus.trouble);
-    for (const auto& uuid : gpus.visible) put(uuid);
-    return out.str();
-}
-
-RankGpus decode_rank_gpus(const std::string& bytes) {
-    std::istringstream in(bytes);
-    RankGpus gpus;
-    std::size_t count = 0;
-    int set = 0;
-    in >> gpus.local_rank >> count >> set;
-    const auto get = [&] {
-        std::size_t length = 0;
-        in >> length;
-        in.get();
-        std::string text(in ? std::min(length, bytes.size()) : 0, '\0');
-        in.read(text.data(), static_cast<std::streamsize>(text.size()));
-        return text;
-    };
-    gpus.host = get();
-    const std::string visible_devices = get();
-    if (set != 0) gpus.visible_devices = visible_devices;
-    gpus.trouble = get();
-    for (std::size_t i = 0; i < count && in; ++i) gpus.visible.push_back(get());
-    if (!in) throw Error(Exit::failure, "a rank's list of GPUs arrived damaged");
-    return gpus;
 }
 
 std::string uuid_text(const std::array<unsigned char, 16>& bytes) {

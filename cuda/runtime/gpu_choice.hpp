@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace ftmpi::cuda {
@@ -23,6 +25,11 @@ struct RankGpus {
     std::string trouble;                         ///< why CUDA shows no GPU, in its words
 };
 
+constexpr auto fields_of(std::type_identity<RankGpus>) {
+    using R = RankGpus;
+    return std::tuple(&R::host, &R::local_rank, &R::visible, &R::visible_devices, &R::trouble);
+}
+
 struct GpuChoice {
     int device = 0;  ///< ordinal among the GPUs that the rank sees
     std::string uuid;
@@ -33,10 +40,6 @@ struct GpuChoice {
 /// Error(Exit::usage) when a rank sees no GPU or too few, when a prefix fits none or several, and when two
 /// ranks of a host would share a GPU that --gpus does not name for both.
 std::vector<GpuChoice> choose_gpus(const std::vector<RankGpus>& ranks, const std::vector<std::string>& asked);
-
-/// For the way between the ranks.
-std::string encode(const RankGpus& gpus);
-RankGpus decode_rank_gpus(const std::string& bytes);
 
 /// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", as nvidia-smi -L prints it.
 std::string uuid_text(const std::array<unsigned char, 16>& bytes);

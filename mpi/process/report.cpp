@@ -58,24 +58,6 @@ std::string seconds_text(double seconds) {
     return text;
 }
 
-std::string encode(const Report& report) {
-    if (report.code == Exit::ok) return {};
-    return std::to_string(static_cast<int>(report.code)) + ' ' + std::to_string(report.what.size()) + ' ' +
-           report.what + report.hint;
-}
-
-Report decode(const std::string& bytes) {
-    Report report;
-    if (bytes.empty()) return report;
-    const auto first = bytes.find(' ');
-    const auto second = bytes.find(' ', first + 1);
-    report.code = static_cast<Exit>(std::stoi(bytes.substr(0, first)));
-    const auto length = std::stoul(bytes.substr(first + 1, second - first - 1));
-    report.what = bytes.substr(second + 1, length);
-    report.hint = bytes.substr(second + 1 + length);
-    return report;
-}
-
 std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::string>& hosts) {
     std::string names;
     for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -3,6 +3,8 @@
 
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "../../src/error.hpp"
@@ -15,14 +17,14 @@ struct Report {
     std::string hint;
 };
 
+constexpr auto fields_of(std::type_identity<Report>) {
+    return std::tuple(&Report::code, &Report::what, &Report::hint);
+}
+
 /// The exception in flight as an Error: itself, out of memory, a thread that cannot be started, any other.
 Error error_of_current_exception();
 /// The same as a report.
 Report report_of_current_exception();
-
-/// Empty for a phase that went well.
-std::string encode(const Report& report);
-Report decode(const std::string& bytes);
 
 /// The message for the screen, of the lowest failing rank; empty when none failed. One report and one host
 /// name a rank.

@@ -1,7 +1,6 @@
 #include "choice.hpp"
 
 #include <algorithm>
-#include <sstream>
 
 #ifdef FTMPI_HAVE_CUDA
 #include "device_mpi.hpp"
@@ -72,24 +71,6 @@ std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>&
 
 namespace {
 
-std::string encode(const RankInfo& info) {
-    return info.host + "\n" + info.backend + "\n" + info.uuid + "\n" + (info.one_host ? "1" : "0") +
-           (info.cuda_aware ? "1" : "0") + "\n";
-}
-
-RankInfo decode(const std::string& text) {
-    std::istringstream in(text);
-    RankInfo info;
-    std::string flags;
-    std::getline(in, info.host);
-    std::getline(in, info.backend);
-    std::getline(in, info.uuid);
-    std::getline(in, flags);
-    info.one_host = flags == "10" || flags == "11";
-    info.cuda_aware = flags == "01" || flags == "11";
-    return info;
-}
-
 #ifdef FTMPI_HAVE_CUDA
 Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, bool cuda_aware) {
     switch (candidate.transport) {
@@ -114,19 +95,14 @@ Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, 
 
 std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backend, Transport wanted) {
     RankInfo mine{session.host(), "", "", session.local_size() == session.size(), session.cuda_aware()};
-    session.agree(
-        "transport",
-        [&] {
-            const DeviceInfo info = backend.info();
-            mine.backend = info.backend;
-            mine.uuid = info.uuid;
-        },
-        true);
-    std::vector<RankInfo> ranks;
-    for (const auto& text : session.all_gather(encode(mine), "ranks")) ranks.push_back(decode(text));
+    session.agree("transport", [&] {
+        const DeviceInfo info = backend.info();
+        mine.backend = info.backend;
+        mine.uuid = info.uuid;
+    });
+    const auto ranks = session.gather_records(mine, "devices of ranks");
     std::vector<Candidate> to_try;
-    session.agree(
-        "transport", [&] { to_try = candidates(wanted, ranks); }, true);
+    session.agree("transport", [&] { to_try = candidates(wanted, ranks); });
 
     std::string failures;
 #ifdef FTMPI_HAVE_CUDA

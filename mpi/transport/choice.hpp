@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "../../src/backend.hpp"
@@ -26,6 +28,11 @@ struct RankInfo {
     bool one_host = true;     ///< all ranks can share memory, as MPI sees it
     bool cuda_aware = false;  ///< Session::cuda_aware()
 };
+
+constexpr auto fields_of(std::type_identity<RankInfo>) {
+    using R = RankInfo;
+    return std::tuple(&R::host, &R::backend, &R::uuid, &R::one_host, &R::cuda_aware);
+}
 
 struct Candidate {
     Transport transport;

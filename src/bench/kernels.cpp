@@ -33,6 +33,7 @@ std::vector<KernelRun> traced(Engine& engine, const PromptSource& prompts, std::
                             .prompt = {},
                             .ids = prompts.prompt(i, length),
                             .max_tokens = decoded + 1,
+                            .max_tokens_asked = true,
                             .refused = {}});
     Generator::Events events;
     events.stop_requested = [&] { return engine.session().stop_requested(); };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 #include "../error.hpp"
 
@@ -70,13 +69,6 @@ double measure_exchange(Backend& backend, Communicator& communicator, std::int64
         if (round >= 0) seconds.push_back((now() - begin) / in_a_row);
     }
     return median(std::move(seconds));
-}
-
-double percentile(std::vector<double> values, double share) {
-    if (values.empty()) return 0;
-    std::sort(values.begin(), values.end());
-    const double rank = std::ceil(share * static_cast<double>(values.size()));
-    return values[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
 }
 
 }  // namespace ftmpi

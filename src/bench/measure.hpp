@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../engine/engine.hpp"
+#include "../engine/figures.hpp"
 #include "../generate.hpp"
 
 namespace ftmpi {
@@ -59,9 +60,5 @@ private:
 
 /// Seconds of one small gather, the median of many: `width` floats of one row, spread evenly. 0 for one rank.
 double measure_exchange(Backend& backend, Communicator& communicator, std::int64_t width);
-
-/// The value below which `share` of the values lie (nearest rank); 0 of none.
-double percentile(std::vector<double> values, double share);
-inline double median(std::vector<double> values) { return percentile(std::move(values), 0.5); }
 
 }  // namespace ftmpi

@@ -33,40 +33,31 @@ RankDevice open_device(const Options& options, mpi::Session& session) {
 #ifdef FTMPI_HAVE_CUDA
     if (options.backend != BackendChoice::cpu) {
         cuda::RankGpus mine;
-        session.agree(
-            "device", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); }, true);
-        std::vector<cuda::RankGpus> all;
-        for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs"))
-            all.push_back(cuda::decode_rank_gpus(text));
+        session.agree("device", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); });
+        const auto all = session.gather_records(mine, "GPUs");
         const bool none =
             std::all_of(all.begin(), all.end(), [](const auto& r) { return r.visible.empty(); });
         if (options.backend == BackendChoice::cuda || !none || !options.gpus.empty()) {
-            session.agree(
-                "device",
-                [&] {
-                    const auto chosen =
-                        cuda::choose_gpus(all, options.gpus)[static_cast<std::size_t>(session.rank())];
-                    device.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
-                    device.backend = make_cuda_backend({chosen.device});
-                },
-                true);
+            session.agree("device", [&] {
+                const auto chosen =
+                    cuda::choose_gpus(all, options.gpus)[static_cast<std::size_t>(session.rank())];
+                device.gb_per_s = cuda::gpu_facts(chosen.device).gb_per_s;
+                device.backend = make_cuda_backend({chosen.device});
+            });
             return device;
         }
     }
 #endif
     const double processors = share_of_host(Bound::Of::processors, session);
-    session.agree(
-        "device",
-        [&] {
+    session.agree("device", [&] {
 #ifndef FTMPI_HAVE_CUDA
-            if (options.backend == BackendChoice::cuda || !options.gpus.empty())
-                throw Error(
-                    Exit::usage, "this program was built without CUDA",
-                    "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
+        if (options.backend == BackendChoice::cuda || !options.gpus.empty())
+            throw Error(
+                Exit::usage, "this program was built without CUDA",
+                "configure with -DFTMPI_CUDA=ON where nvcc (CUDA 12.8 or newer) and NCCL are installed");
 #endif
-            device = cpu_device(options, processors);
-        },
-        true);
+        device = cpu_device(options, processors);
+    });
     return device;
 }
 

@@ -3,60 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <sstream>
 
+#include "../../mpi/process/fault.hpp"
 #include "../../mpi/process/signals.hpp"
 #include "../../mpi/transport/choice.hpp"
-#include "../generate.hpp"
 #include "../shard/request.hpp"
+#include "figures.hpp"
 #include "open.hpp"
 
 namespace ftmpi {
 namespace {
-
-std::string field(std::istringstream& in) {
-    std::string line;
-    std::getline(in, line);
-    return line;
-}
-
-std::string one_line(std::string s) {
-    std::replace(s.begin(), s.end(), '\n', ' ');
-    return s;
-}
-
-std::string text_of(const RankFacts& f) {
-    std::ostringstream out;
-    for (const auto& s :
-         {f.host, f.device.backend, f.device.name, f.device.uuid, f.device.capability, f.device.driver})
-        out << one_line(s) << '\n';
-    out << f.device.total_bytes << '\n'
-        << f.device.free_bytes << '\n'
-        << f.available << '\n'
-        << f.gb_per_s << '\n'
-        << f.threads << '\n';
-    return out.str();
-}
-
-RankFacts facts_of(const std::string& text) {
-    std::istringstream in(text);
-    RankFacts f;
-    f.host = field(in);
-    f.device.backend = field(in);
-    f.device.name = field(in);
-    f.device.uuid = field(in);
-    f.device.capability = field(in);
-    f.device.driver = field(in);
-    in >> f.device.total_bytes >> f.device.free_bytes >> f.available >> f.gb_per_s >> f.threads;
-    return f;
-}
-
-template <class T> T of_rank(const std::vector<T>& values, int rank, T otherwise) {
-    if (values.empty()) return otherwise;
-    return values.size() == 1 ? values[0] : values.at(static_cast<std::size_t>(rank));
-}
 
 template <class T> void check_count(const std::vector<T>& values, int ranks, const char* option) {
     if (values.size() > 1 && values.size() != static_cast<std::size_t>(ranks))
@@ -81,31 +38,28 @@ mpi::Transport transport_of(TransportChoice choice) {
 Engine::Engine(const Options& options, mpi::Session& session) : options_(options), session_(session) {
     on_lost_file(
         [](const char* path) { mpi::leave_in_handler(path, kLostFile, static_cast<int>(Exit::bad_input)); });
-    session.agree(
-        "open",
-        [&] {
-            check_count(options.memory_limit, session.size(), "--memory-limit");
-            check_count(options.bandwidth, session.size(), "--bandwidth");
-            if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
-                throw Error(Exit::usage,
-                            "--shares names " + counted(options.shares.size(), "share") + " for " +
-                                counted(static_cast<std::uint64_t>(session.size()), "rank"),
-                            "give one share a rank");
-            checkpoint_.emplace(open_checkpoint(options.model));
-            config_ = load_config(options.model);
-            tokenizer_.emplace(Tokenizer::load(options.model));
-            require_vocabulary(*tokenizer_, config_.vocab);
-            add_stop_tokens(config_, *tokenizer_, options.model);
-            config_.warnings.insert(config_.warnings.end(), tokenizer_->notes().begin(),
-                                    tokenizer_->notes().end());
-            if (options.command == Command::run && !options.temperature_asked && !config_.sampling.empty())
-                config_.warnings.push_back("generation_config.json asks for sampling (" + config_.sampling +
-                                           "); without --temperature the likeliest token is taken");
-            inventory_.emplace(*checkpoint_, config_);
-            embedding_ = inventory_->embedding().codes->data;
-            weights_sha256_ = weights_fingerprint(*checkpoint_);
-        },
-        true);
+    session.agree("open", [&] {
+        check_count(options.memory_limit, session.size(), "--memory-limit");
+        check_count(options.bandwidth, session.size(), "--bandwidth");
+        if (!options.shares.empty() && options.shares.size() != static_cast<std::size_t>(session.size()))
+            throw Error(Exit::usage,
+                        "--shares names " + counted(options.shares.size(), "share") + " for " +
+                            counted(static_cast<std::uint64_t>(session.size()), "rank"),
+                        "give one share a rank");
+        checkpoint_.emplace(open_checkpoint(options.model));
+        config_ = load_config(options.model);
+        tokenizer_.emplace(Tokenizer::load(options.model));
+        require_vocabulary(*tokenizer_, config_.vocab);
+        add_stop_tokens(config_, *tokenizer_, options.model);
+        config_.warnings.insert(config_.warnings.end(), tokenizer_->notes().begin(),
+                                tokenizer_->notes().end());
+        if (options.command == Command::run && !options.temperature_asked && !config_.sampling.empty())
+            config_.warnings.push_back("generation_config.json asks for sampling (" + config_.sampling +
+                                       "); without --temperature the likeliest token is taken");
+        inventory_.emplace(*checkpoint_, config_);
+        embedding_ = inventory_->embedding().codes->data;
+        weights_sha256_ = weights_fingerprint(*checkpoint_);
+    });
     device_ = open_device(options, session);
     communicator_ = mpi::make_communicator(session, *device_.backend, transport_of(options.transport));
     // Hosts may have copies of their own.
@@ -121,7 +75,8 @@ RankFacts Engine::facts(double memory) const {
     f.host = session_.host();
     f.device = device_.backend->info();
     f.threads = device_.threads;
-    const auto limit = of_rank<std::uint64_t>(options_.memory_limit, session_.rank(), 0);
+    const auto limit =
+        of_rank<std::uint64_t>(options_.memory_limit, static_cast<std::size_t>(session_.rank()), 0);
     if (f.device.backend == "cpu") {
         f.available = static_cast<std::uint64_t>(memory);
         if (limit) f.available = std::min(f.available, limit);
@@ -134,7 +89,8 @@ RankFacts Engine::facts(double memory) const {
         if (limit) free = std::min(free, limit > taken ? limit - taken : 0);
         f.available = free > reserve ? free - reserve : 0;
     }
-    f.gb_per_s = of_rank<double>(options_.bandwidth, session_.rank(), device_.gb_per_s);
+    f.gb_per_s =
+        of_rank<double>(options_.bandwidth, static_cast<std::size_t>(session_.rank()), device_.gb_per_s);
     return f;
 }
 
@@ -172,10 +128,8 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
     const double memory = share_of_host(Bound::Of::memory_left, session_);
     RankFacts mine;
-    session_.agree(
-        "plan", [&] { mine = facts(memory); }, true);
-    for (const auto& text : session_.all_gather(text_of(mine), "rank facts"))
-        ranks_.push_back(facts_of(text));
+    session_.agree("plan", [&] { mine = facts(memory); });
+    ranks_ = session_.gather_records(mine, "rank facts");
     // Ranks that share a GPU all see the whole of its free memory.
     for (std::size_t r = 0; r < ranks_.size(); ++r)
         if (const std::int64_t ranks = ranks_on_device_of(r); ranks > 1)
@@ -185,22 +139,17 @@ void Engine::plan(std::vector<std::int64_t> tokens) {
     // it. What was counted once is not given back, so this comes to an end.
     std::vector<BesideArrays> beside(ranks_.size());
     for (bool enough = false; !enough;) {
-        std::string own;
-        session_.agree(
-            "plan",
-            [&] {
-                plan_ = plan_with(beside, tokens);
-                const StepLimits most = limits(plan_);
-                device_.backend->check_limits(most);
-                own = std::to_string(device_.backend->scratch_bytes(most)) + " " +
-                      std::to_string(device_.backend->driver_bytes(most));
-            },
-            true);
-        const auto all = session_.all_gather(own, "scratch");
+        BesideArrays own;
+        session_.agree("plan", [&] {
+            plan_ = plan_with(beside, tokens);
+            const StepLimits most = limits(plan_);
+            device_.backend->check_limits(most);
+            own = {device_.backend->scratch_bytes(most), device_.backend->driver_bytes(most)};
+        });
         enough = true;
+        const auto all = session_.gather_records(own, "scratch");
         for (std::size_t r = 0; r < all.size(); ++r) {
-            BesideArrays needed;
-            std::istringstream(all[r]) >> needed.scratch >> needed.driver;
+            const BesideArrays& needed = all[r];
             enough = enough && needed.scratch <= beside[r].scratch && needed.driver <= beside[r].driver;
             beside[r] = {std::max(beside[r].scratch, needed.scratch),
                          std::max(beside[r].driver, needed.driver)};
@@ -249,41 +198,30 @@ StepLimits Engine::limits(const ShardPlan& plan) const {
 }
 
 void Engine::load() {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     const bool bar = session_.rank() == 0 && isatty(2);
-    session_.agree(
-        "load",
-        [&] {
-            StepLimits most = limits(plan_);
-            const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(),
-                                scratch = device_.backend->scratch_bytes(most);
-            most.array_bytes = arrays > scratch ? arrays - scratch : 0;
-            device_.backend->reserve(most);
-            weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *device_.backend,
-                             [&](std::uint64_t done, std::uint64_t total) {
-                                 if (session_.stop_requested())
-                                     throw Error(Exit::interrupted, mpi::stop_text());
-                                 if (bar)
-                                     std::fprintf(
-                                         stderr, "\rloading %3.0f%%%s",
-                                         100.0 * static_cast<double>(done) / static_cast<double>(total),
-                                         done == total ? "\n" : "");
-                             });
-            state_.emplace(*device_.backend, config_, plan_, session_.rank());
-            model_.emplace(*device_.backend, *communicator_, config_, plan_, *weights_, *state_);
-            model_->set_fast_prefill(options_.numerics == Numerics::fast);
-            device_.backend->reserve(most);
-            device_.backend->synchronize();
-        },
-        true);
-    load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const auto& mine = weights_->read();
-    for (const auto& text : session_.all_gather(
-             std::to_string(mine.cut) + " " + std::to_string(mine.replicated), "read counts")) {
-        ReadCount c;
-        std::istringstream(text) >> c.cut >> c.replicated;
-        reads_.push_back(c);
-    }
+    session_.agree("load", [&] {
+        StepLimits most = limits(plan_);
+        const std::uint64_t arrays = plan_.bytes[static_cast<std::size_t>(session_.rank())].arrays(),
+                            scratch = device_.backend->scratch_bytes(most);
+        most.array_bytes = arrays > scratch ? arrays - scratch : 0;
+        device_.backend->reserve(most);
+        weights_.emplace(*checkpoint_, *inventory_, plan_, session_.rank(), *device_.backend,
+                         [&](std::uint64_t done, std::uint64_t total) {
+                             if (session_.stop_requested()) throw Error(Exit::interrupted, mpi::stop_text());
+                             if (bar)
+                                 std::fprintf(stderr, "\rloading %3.0f%%%s",
+                                              100.0 * static_cast<double>(done) / static_cast<double>(total),
+                                              done == total ? "\n" : "");
+                         });
+        state_.emplace(*device_.backend, config_, plan_, session_.rank());
+        model_.emplace(*device_.backend, *communicator_, config_, plan_, *weights_, *state_);
+        model_->set_fast_prefill(options_.numerics == Numerics::fast);
+        device_.backend->reserve(most);
+        device_.backend->synchronize();
+    });
+    load_seconds_ = seconds_since(begin);
+    reads_ = session_.gather_records(weights_->read(), "read counts");
     measure_allocated();
 }
 
@@ -302,16 +240,17 @@ void Engine::measure_allocated() {
                        1;  // else others take of the same memory
     if (now.backend == "cuda" && alone && before.device.free_bytes > now.free_bytes + held)
         mine.driver = before.device.free_bytes - now.free_bytes - held;
-    std::string text = std::to_string(now.free_bytes);
-    for (const auto& group : kByteGroups) text += " " + std::to_string(mine.*group.bytes);
-    allocated_.clear();
-    for (const auto& one : session_.all_gather(text, "memory held")) {
-        RankAllocated h;
-        std::istringstream in(one);
-        in >> h.free_bytes;
-        for (const auto& group : kByteGroups) in >> h.bytes.*group.bytes;
-        allocated_.push_back(h);
-    }
+    allocated_ = session_.gather_records(RankAllocated{mine, now.free_bytes}, "memory held");
+}
+
+Generator::Events Engine::loop_events() {
+    Generator::Events events;
+    events.stop_requested = [this] {
+        check_checkpoint();
+        return session_.stop_requested();
+    };
+    events.step = [this](std::string_view phase) { mpi::fault_point(session_.rank(), phase); };
+    return events;
 }
 
 }  // namespace ftmpi

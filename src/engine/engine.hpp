@@ -4,11 +4,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../../mpi/session.hpp"
 #include "../checkpoint.hpp"
 #include "../config.hpp"
+#include "../generate.hpp"
 #include "../model.hpp"
 #include "../options.hpp"
 #include "../shard.hpp"
@@ -28,11 +32,41 @@ struct RankFacts {
     double gb_per_s = 0;
 };
 
+constexpr auto fields_of(std::type_identity<DeviceInfo>) {
+    using D = DeviceInfo;
+    return std::tuple(&D::backend, &D::name, &D::uuid, &D::capability, &D::driver, &D::total_bytes,
+                      &D::free_bytes);
+}
+constexpr auto fields_of(std::type_identity<RankFacts>) {
+    using R = RankFacts;
+    return std::tuple(&R::host, &R::device, &R::threads, &R::available, &R::gb_per_s);
+}
+constexpr auto fields_of(std::type_identity<ReadCount>) {
+    return std::tuple(&ReadCount::cut, &ReadCount::replicated);
+}
+
 /// What a rank holds, beside what it planned.
 struct RankAllocated {
     RankBytes bytes;
     std::uint64_t free_bytes = 0;  ///< of the device
 };
+
+constexpr auto fields_of(std::type_identity<RankBytes>) {
+    return []<std::size_t... I>(std::index_sequence<I...>) { return std::tuple(kByteGroups[I].bytes...); }
+    (std::make_index_sequence<std::size(kByteGroups)>());
+}
+constexpr auto fields_of(std::type_identity<RankAllocated>) {
+    return std::tuple(&RankAllocated::bytes, &RankAllocated::free_bytes);
+}
+
+/// What a rank's backend needs beside the arrays of the plan, in bytes.
+struct BesideArrays {
+    std::uint64_t scratch = 0, driver = 0;
+};
+
+constexpr auto fields_of(std::type_identity<BesideArrays>) {
+    return std::tuple(&BesideArrays::scratch, &BesideArrays::driver);
+}
 
 class Engine {
 public:
@@ -47,6 +81,9 @@ public:
     /// Throws when the part of the checkpoint that is read while the model runs was changed. Cheap enough for
     /// every step.
     void check_checkpoint() const { checkpoint_->check_contents(embedding_); }
+    /// What the loop of every command does at each step: it looks at the checkpoint and at signals, and
+    /// passes the point of faults.
+    Generator::Events loop_events();
     /// Asks every rank what it holds now. To be called by all together.
     void measure_allocated();
 
@@ -72,9 +109,6 @@ private:
     /// `memory`: this rank's part of the host's, in bytes.
     RankFacts facts(double memory) const;
     std::int64_t ranks_on_device_of(std::size_t rank) const;  ///< that one among them
-    struct BesideArrays {                                     ///< of one rank, bytes
-        std::uint64_t scratch = 0, driver = 0;
-    };
     /// `contexts`: rising.
     ShardPlan plan_with(const std::vector<BesideArrays>& beside,
                         const std::vector<std::int64_t>& contexts) const;

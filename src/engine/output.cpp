@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 
+#include "../../mpi/process/report.hpp"
 #include "../error.hpp"
+#include "record.hpp"
 
 namespace fs = std::filesystem;
 
@@ -48,6 +51,44 @@ fs::path output_of(const Options& options, const char* prefix) {
                         ": lies in the folder of the checkpoint, where nothing is written",
                     "choose an --output elsewhere");
     return output;
+}
+
+void Output::open(const char* prefix, const std::function<RunRecord()>& record, bool can_resume) {
+    const Options& options = engine_.options();
+    engine_.session().agree("results", [&] {
+        if (engine_.session().rank() != 0) return;
+        file_ = std::make_unique<ResultFile>(output_of(options, prefix), record(),
+                                             can_resume && options.resume ? ResultFile::Existing::resume
+                                             : options.overwrite          ? ResultFile::Existing::overwrite
+                                                                          : ResultFile::Existing::refuse,
+                                             can_resume);
+        if (!file_->warning().empty())
+            std::fprintf(stderr, "note: %s\n", printable(file_->warning()).c_str());
+    });
+}
+
+void Output::guard(const std::function<void()>& work) {
+    try {
+        work();
+        engine_.measure_allocated();
+    } catch (...) {
+        const Error error = mpi::error_of_current_exception();
+        file_.reset();  // a journal without a finished request goes; any other stays
+        engine_.session().abort(error);
+    }
+}
+
+void Output::write(const std::function<SummaryRecord()>& summary, bool interrupted,
+                   const std::function<void(const ResultFile&)>& show) {
+    const auto work = [&] {
+        if (engine_.session().rank() != 0) return;
+        SummaryRecord all = summary();
+        add_allocated(engine_, all);
+        file_->finish(all, interrupted);
+        screen_.taken(engine_);
+        show(*file_);
+    };
+    engine_.session().agree("write", work, mpi::OnStop::ignore);
 }
 
 }  // namespace ftmpi

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "../options/values.hpp"
+#include "output.hpp"
 
 namespace ftmpi {
 namespace {
@@ -58,15 +59,15 @@ std::string version_line() {
         ;
 }
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked,
-                    const std::string& start_time) {
+namespace {
+
+using Attributes = std::vector<std::pair<std::string, std::string>>;
+
+Attributes attributes_of(Engine& engine) {
     const Options& o = engine.options();
     const ShardPlan& plan = engine.shard_plan();
-    RunRecord r;
-    r.requests_asked = requests_asked;
-    auto add = [&](const char* name, std::string value) {
-        r.attributes.emplace_back(name, std::move(value));
-    };
+    Attributes attributes;
+    auto add = [&](const char* name, std::string value) { attributes.emplace_back(name, std::move(value)); };
     add("program", version_line());
     add("version", FTMPI_VERSION);
     add("commit", FTMPI_COMMIT);
@@ -75,7 +76,7 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
     Options effective = o;
     effective.hash = o.hash.value_or(true);  // bench has set its own before
     add("options", job_file_text(effective));
-    add("start_time", start_time);
+    add("start_time", utc("%Y-%m-%dT%H:%M:%SZ"));
     add("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
     add("kv", std::string(name_of(plan.kv)));
     add("hash", o.hash.value_or(true) ? "on" : "off");
@@ -91,11 +92,16 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
     add("transport", engine.communicator().transport());
     add("transport_reason", engine.communicator().reason());
     add("ranks", std::to_string(engine.session().size()));
+    return attributes;
+}
 
+std::vector<Attributes> rows_of_ranks(const Engine& engine) {
+    const ShardPlan& plan = engine.shard_plan();
+    std::vector<Attributes> rows;
     for (std::size_t i = 0; i < engine.ranks().size(); ++i) {
         const RankFacts& f = engine.ranks()[i];
         const RankBytes& b = plan.bytes[i];
-        std::vector<std::pair<std::string, std::string>> row;
+        Attributes row;
         auto put = [&](const char* name, std::string value) { row.emplace_back(name, std::move(value)); };
         put("host", f.host);
         put("backend", f.device.backend);
@@ -110,26 +116,36 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
         put("bandwidth_gb_per_s", std::to_string(f.gb_per_s));
         for (const auto& group : kByteGroups) put(name_of(group).c_str(), std::to_string(b.*group.bytes));
         put("read_bytes_per_token", std::to_string(plan.read_bytes[i]));
-        r.ranks.push_back(std::move(row));
+        rows.push_back(std::move(row));
     }
+    return rows;
+}
 
-    r.plan_text = plan_table(engine.inventory().sizes(), plan);
+/// Of every matrix role the rows of each rank, layer by layer.
+std::vector<std::pair<std::string, std::vector<std::int64_t>>> ranges_of(const ShardPlan& plan) {
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> ranges;
     auto roles = [&](const char* name, std::vector<Range> LayerCut::*member) {
         std::vector<std::int64_t> all;
         for (const auto& layer : plan.layers)
             for (auto v : flat(layer.*member)) all.push_back(v);
-        r.plan_ranges.emplace_back(name, std::move(all));
+        ranges.emplace_back(name, std::move(all));
     };
     roles("mixer", &LayerCut::mixer);
     roles("out", &LayerCut::out);
     roles("expert", &LayerCut::expert);
     roles("shared", &LayerCut::shared);
     roles("down", &LayerCut::down);
-    r.plan_ranges.emplace_back("head", flat(plan.head));
+    ranges.emplace_back("head", flat(plan.head));
+    return ranges;
+}
 
-    // Everything that decides the text; ranks, cut and transport do not.
+/// Everything that decides the text; ranks, cut and transport do not.
+std::string identity_of(Engine& engine, const std::string& prompts_digest) {
+    const Options& o = engine.options();
+    const ShardPlan& plan = engine.shard_plan();
+    std::string identity;
     auto line = [&](const char* label, const std::string& value) {
-        r.identity += std::string(label) + ": " + value + "\n";
+        identity += std::string(label) + ": " + value + "\n";
     };
     line("model config", engine.config().sha256);
     line("model index", engine.checkpoint().index_sha256());
@@ -153,6 +169,19 @@ RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int6
     line("hash", o.hash.value_or(true) ? "on" : "off");
     line("save-logits", o.save_logits ? "yes" : "no");
     line("prompts", prompts_digest);
+    return identity;
+}
+
+}  // namespace
+
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked) {
+    RunRecord r;
+    r.requests_asked = requests_asked;
+    r.attributes = attributes_of(engine);
+    r.ranks = rows_of_ranks(engine);
+    r.plan_text = plan_table(engine.inventory().sizes(), engine.shard_plan());
+    r.plan_ranges = ranges_of(engine.shard_plan());
+    r.identity = identity_of(engine, prompts_digest);
     return r;
 }
 

@@ -6,8 +6,7 @@
 
 namespace ftmpi {
 
-RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked,
-                    const std::string& start_time);
+RunRecord record_of(Engine& engine, const std::string& prompts_digest, std::int64_t requests_asked);
 
 /// What every rank holds, group by group as in /ranks, where the plan's bytes are.
 void add_allocated(const Engine& engine, SummaryRecord& summary);

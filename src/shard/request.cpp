@@ -29,12 +29,6 @@ std::string size_hint(const std::string& bare) {
            (n < 1024 ? "GiB?" : "MiB?");
 }
 
-/// One value for all ranks or one a rank.
-template <class T> T value_of(const std::vector<T>& values, std::size_t rank, T none) {
-    if (values.empty()) return none;
-    return values.size() == 1 ? values[0] : values[rank];
-}
-
 }  // namespace
 
 PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks) {
@@ -118,7 +112,7 @@ std::vector<RankMemory> ranks_of(const Options& options) {
                             std::to_string(options.shares.size()),
                         "give one value for all ranks or one a rank");
     for (std::size_t r = 0; r < count; ++r)
-        add(value_of<std::uint64_t>(options.memory_limit, r, 0), value_of<double>(options.bandwidth, r, 0));
+        add(of_rank<std::uint64_t>(options.memory_limit, r, 0), of_rank<double>(options.bandwidth, r, 0));
     return ranks;
 }
 

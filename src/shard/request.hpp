@@ -19,6 +19,12 @@ inline constexpr std::uint64_t kGpuFixedBytes = 614ull << 20;  // 0.6 GiB
 /// are chosen, gets a tile's worth of rows; on the CPU few, so that a step's activations stay in the cache.
 inline constexpr std::int64_t kPrefillRowsCpu = 256, kPrefillRowsGpu = 1024;
 
+/// What an option says for `rank`: one value for all ranks or one a rank; `none` where it was not given.
+template <class T> T of_rank(const std::vector<T>& values, std::size_t rank, T none) {
+    if (values.empty()) return none;
+    return values.size() == 1 ? values[0] : values.at(rank);
+}
+
 /// The request that `options` make for these ranks.
 PlanRequest plan_request(const Options& options, const std::vector<RankMemory>& ranks);
 

@@ -1,6 +1,7 @@
 // The choice of GPUs, with the lists that launchers, containers and users make.
 #define BOOST_TEST_MODULE gpu_choice
 #include "../../cuda/runtime/gpu_choice.hpp"
+#include "../../src/packing.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <functional>
@@ -112,13 +113,13 @@ BOOST_AUTO_TEST_CASE(facts_travel_whole) {
                                     std::optional<std::string>("1,0 \n 7 GPU-")}) {
         auto gpus = rank("host with 3 words", 7, {u0, u1}, environment);
         gpus.trouble = "12 words\nin 2 lines";
-        const auto back = decode_rank_gpus(encode(gpus));
+        const auto back = unpacked<RankGpus>(packed(gpus), "GPUs");
         BOOST_TEST((back.host == gpus.host && back.local_rank == 7 && back.visible == gpus.visible &&
                     back.trouble == gpus.trouble));
         BOOST_TEST((back.visible_devices == gpus.visible_devices));
     }
-    BOOST_CHECK_THROW(decode_rank_gpus(encode(rank("a", 0, {u0})).substr(0, 30)), Error);
-    BOOST_CHECK_THROW(decode_rank_gpus(""), Error);
+    BOOST_CHECK_THROW(unpacked<RankGpus>(packed(rank("a", 0, {u0})).substr(0, 30), "GPUs"), Error);
+    BOOST_CHECK_THROW(unpacked<RankGpus>("", "GPUs"), Error);
     BOOST_TEST(uuid_text({0xaa, 0xaa, 0x11, 0x11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x0f}) ==
                "GPU-aaaa1111-0000-0000-0000-00000000000f");
 }

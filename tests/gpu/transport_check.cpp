@@ -250,9 +250,7 @@ void times(Backend& backend, Communicator& ranks, const std::string& name, bool 
 std::unique_ptr<Backend> open_gpu(Session& session, bool& shared) {
     cuda::RankGpus mine;
     session.agree("GPUs", [&] { mine = cuda::visible_gpus(session.host(), session.local_rank()); });
-    std::vector<cuda::RankGpus> all;
-    for (const auto& text : session.all_gather(cuda::encode(mine), "GPUs"))
-        all.push_back(cuda::decode_rank_gpus(text));
+    const auto all = session.gather_records(mine, "GPUs");
     // More ranks than GPUs: they are named for each rank, which asks for sharing.
     std::vector<std::string> names;
     for (const auto& rank : all) {

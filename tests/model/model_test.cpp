@@ -110,6 +110,7 @@ void check_greedy(Fleet& fleet, const ReferencePrompt& p, double error) {
                          .prompt = p.text,
                          .ids = ids_of(p.prompt_ids),
                          .max_tokens = static_cast<std::int64_t>(p.greedy_ids.size()),
+                         .max_tokens_asked = true,
                          .refused = {}}},
                        {.ignore_eos = true, .hash = false, .stop_ids = fleet.config().stop_ids});
     const auto& made = records[0].output_ids;

@@ -57,6 +57,7 @@ std::vector<Request> five_prompts(const Tokenizer& tokenizer, std::int64_t token
                             .prompt = text,
                             .ids = tokenizer.encode(text),
                             .max_tokens = tokens,
+                            .max_tokens_asked = true,
                             .refused = {}});
     return requests;
 }

@@ -118,8 +118,13 @@ Edit only_two_rows_win(std::size_t a, std::size_t b) {
 
 RequestRecord generated(const Written& model, const FleetOptions& options, std::int64_t tokens) {
     Fleet fleet(model.path(), options);
-    const Request request{
-        .index = 0, .id = {}, .prompt = {}, .ids = kPrompt, .max_tokens = tokens, .refused = {}};
+    const Request request{.index = 0,
+                          .id = {},
+                          .prompt = {},
+                          .ids = kPrompt,
+                          .max_tokens = tokens,
+                          .max_tokens_asked = true,
+                          .refused = {}};
     return fleet.generate({request}, {.ignore_eos = true, .hash = false})[0];
 }
 

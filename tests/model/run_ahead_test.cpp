@@ -30,6 +30,7 @@ std::vector<Request> requests_of(const Tokenizer& tokenizer, std::size_t count,
                             .prompt = text,
                             .ids = tokenizer.encode(text),
                             .max_tokens = tokens[i % tokens.size()],
+                            .max_tokens_asked = true,
                             .refused = {}});
     }
     return requests;

@@ -238,18 +238,17 @@ bool step(Session& session, Communicator& ranks, Memory& backend, const DeviceAr
 
 void phases(Session& session) {
     Memory backend(false);
-    session.agree(
-        "options", [] {}, true);
-    session.agree(
-        "load", [] {}, true);
+    session.agree("options", [] {});
+    session.agree("load", [] {});
     const auto ranks = session.host_communicator(backend);
     const std::vector<int> even(static_cast<std::size_t>(session.size()), 1);
     const auto cuts = cut(512, even);
     DeviceArray<float> x(backend, 512, "x");
     for (int n = 0; n < 50; ++n) step(session, *ranks, backend, x, cuts, n);
-    session.agree("write", [&] {
+    const auto write = [&] {
         if (session.rank() == 0) std::cout << "written" << std::endl;
-    });
+    };
+    session.agree("write", write, mpi::OnStop::ignore);
 }
 
 void stop(Session& session) {
@@ -260,9 +259,10 @@ void stop(Session& session) {
     std::cout << "rank " << session.rank() << " pid " << getpid() << std::endl;
     for (int n = 0; step(session, *ranks, backend, x, cuts, n); ++n)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    session.agree("write", [&] {
+    const auto write = [&] {
         if (session.rank() == 0) std::cout << "stopped and written" << std::endl;
-    });
+    };
+    session.agree("write", write, mpi::OnStop::ignore);
     session.leave(Exit::interrupted);
 }
 
@@ -321,7 +321,8 @@ int main(int argc, char** argv) {
     try {
         if (mode == "scope" || mode == "unwind") {
             Session session(timeout);
-            session.agree("options", [] {});
+            session.agree(
+                "options", [] {}, mpi::OnStop::ignore);
             if (mode == "unwind" && session.rank() == session.size() - 1)
                 throw std::runtime_error("an exception on its way out");
             if (mode == "unwind") run(session, mode);
