@@ -1,4 +1,4 @@
-// The command line and job files: one line an option in options.cpp.
+// The command line and job files: one row an option in options/table.cpp.
 #pragma once
 
 #include <cstdint>
