@@ -123,12 +123,13 @@ struct StoredRun {
 };
 /// How much of a request is read.
 enum class Contents {
-    compared,  ///< what compare_results looks at: ids, hashes, margins, finish_reason, error, id
+    compared,  ///< what tells whether two requests differ: ids, logits_sha256, finish_reason, error
     all_but_logits,
     all
 };
 /// Both throw Error(bad_input) that names the file and the object.
 StoredRun read_results(const std::filesystem::path& h5, Contents contents = Contents::all);
+RequestRecord read_request(const std::filesystem::path& h5, std::int64_t index, Contents contents);
 StoredRun read_journal(const std::filesystem::path& journal);
 /// Makes `h5` from `h5`.journal; returns the number of requests recovered. A finished file of another run
 /// under that name is refused unless `overwrite`; one of this run that is unreadable is then set aside.
@@ -137,7 +138,8 @@ std::int64_t recover_results(const std::filesystem::path& h5, bool overwrite = f
                              std::string* note = nullptr);
 
 /// The first difference of two runs, or empty when all requests of both agree in prompt ids, output ids and
-/// logit hashes.
+/// logit hashes. Of requests read as Contents::compared, `what` cannot name the step where only logits
+/// differ.
 struct Difference {
     std::int64_t request = -1;  ///< index; -1: the files do not hold the same requests
     std::int64_t step = -1;     ///< -1: prompt ids differ

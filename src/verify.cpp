@@ -75,7 +75,14 @@ int verify_command(const Options& options) {
     print_incomplete(file_a, a);
     print_incomplete(file_b, b);
     print_settings(a, b);
-    if (const auto difference = compare_results(a, b)) {
+    if (auto difference = compare_results(a, b)) {
+        // The step is in what was not read of the others.
+        if (difference->request >= 0) {
+            StoredRun one, other;
+            one.requests.push_back(read_request(file_a, difference->request, Contents::all_but_logits));
+            other.requests.push_back(read_request(file_b, difference->request, Contents::all_but_logits));
+            if (auto full = compare_results(one, other)) difference = std::move(full);
+        }
         std::cout << "different: " << printable(difference->what) << '\n';
         return static_cast<int>(Exit::different);
     }

@@ -49,58 +49,76 @@ std::string counted(std::int64_t n, const std::string& noun) {
     return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
 }
 
-}  // namespace
+/// One pass over a journal's bytes.
+class Scan {
+public:
+    Scan(int fd, const std::filesystem::path& path) : fd_(fd), path_(path), size_(size_of_file(fd)) {}
 
-JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run,
-                        const OnRequest& on_request) {
-    const auto read = [&](void* to, std::size_t bytes, std::uint64_t at) {
-        if (const int error = read_all(fd, to, bytes, at); error > 0)
-            throw Error(Exit::failure, path.string() + ": cannot be read at byte " + std::to_string(at) +
+    JournalEnd run(const OnRun& on_run, const OnRequest& on_request) {
+        if (!first_line()) return std::move(end_);
+        std::string payload;
+        while (end_.whole_bytes < size_) {
+            if (!next(payload)) return std::move(end_);
+            hand_over(payload, on_run, on_request);
+            ++end_.records;
+            end_.whole_bytes += record_head_bytes + payload.size();
+        }
+        if (end_.records == 0) stop(JournalEnd::Kind::torn, "the record of the run is missing");
+        return std::move(end_);
+    }
+
+private:
+    void read(void* to, std::size_t bytes, std::uint64_t at) const {
+        if (const int error = read_all(fd_, to, bytes, at); error > 0)
+            throw Error(Exit::failure, path_.string() + ": cannot be read at byte " + std::to_string(at) +
                                            ": " + reason(error));
-        else if (error < 0) throw Error(Exit::failure, path.string() + ": became shorter while it was read");
-    };
-    const std::uint64_t size = size_of_file(fd);
-    JournalEnd end;
-    const auto stop = [&](JournalEnd::Kind kind, const std::string& what) {
-        end.kind = kind;
-        end.left_out_bytes = size - end.whole_bytes;
-        end.note = path.string() + ": after " + counted(end.requests, "finished request") + ", at byte " +
-                   std::to_string(end.whole_bytes) + ", " + what + "; the " +
-                   counted(static_cast<std::int64_t>(end.left_out_bytes), "byte") +
-                   " from there on were left out";
-        return end;
-    };
-    // After a loss of power a file may have its new size but not yet the bytes.
-    const auto only_zeros_follow = [&] {
+        else if (error < 0) throw Error(Exit::failure, path_.string() + ": became shorter while it was read");
+    }
+
+    bool stop(JournalEnd::Kind kind, const std::string& what) {
+        end_.kind = kind;
+        end_.left_out_bytes = size_ - end_.whole_bytes;
+        end_.note = path_.string() + ": after " + counted(end_.requests, "finished request") + ", at byte " +
+                    std::to_string(end_.whole_bytes) + ", " + what + "; the " +
+                    counted(static_cast<std::int64_t>(end_.left_out_bytes), "byte") +
+                    " from there on were left out";
+        return false;
+    }
+
+    /// After a loss of power a file may have its new size but not yet the bytes.
+    bool only_zeros_follow() const {
         std::string block(std::size_t{1} << 16, '\0');
-        for (std::uint64_t at = end.whole_bytes; at < size; at += block.size()) {
-            read(block.data(), std::min<std::uint64_t>(block.size(), size - at), at);
+        for (std::uint64_t at = end_.whole_bytes; at < size_; at += block.size()) {
+            read(block.data(), std::min<std::uint64_t>(block.size(), size_ - at), at);
             if (block.find_first_not_of('\0') != std::string::npos) return false;
         }
         return true;
-    };
-
-    std::string begin(std::min<std::uint64_t>(size, magic.size()), '\0');
-    read(begin.data(), begin.size(), 0);
-    if (begin != magic.substr(0, begin.size())) {
-        if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "there are only zeros");
-        throw Error(
-            Exit::bad_input,
-            path.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
     }
-    if (size < magic.size())
-        return size == 0 ? end : stop(JournalEnd::Kind::torn, "the first line is incomplete");
-    end.whole_bytes = magic.size();
 
-    std::string payload;
-    while (end.whole_bytes < size) {
-        const std::uint64_t left = size - end.whole_bytes;
+    bool first_line() {
+        std::string begin(std::min<std::uint64_t>(size_, magic.size()), '\0');
+        read(begin.data(), begin.size(), 0);
+        if (begin != magic.substr(0, begin.size())) {
+            if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "there are only zeros");
+            throw Error(
+                Exit::bad_input,
+                path_.string() + ": is not a journal of this version of ftmpi: it begins with other bytes");
+        }
+        if (size_ == 0) return false;
+        if (size_ < magic.size()) return stop(JournalEnd::Kind::torn, "the first line is incomplete");
+        end_.whole_bytes = magic.size();
+        return true;
+    }
+
+    /// The record at whole_bytes, or false at one that is not whole.
+    bool next(std::string& payload) {
+        const std::uint64_t left = size_ - end_.whole_bytes;
         std::array<char, record_head_bytes> head;
         if (left < record_head_bytes) return stop(JournalEnd::Kind::torn, "the last record is incomplete");
-        read(head.data(), record_head_bytes, end.whole_bytes);
+        read(head.data(), record_head_bytes, end_.whole_bytes);
         std::uint64_t length = 0;
         std::memcpy(&length, head.data(), sizeof length);
-        const Check of_length = check_of(end.records, {head.data(), 8});
+        const Check of_length = check_of(end_.records, {head.data(), 8});
         if (std::memcmp(of_length.data(), head.data() + 8, 8) != 0) {
             if (only_zeros_follow()) return stop(JournalEnd::Kind::torn, "only zeros follow");
             return stop(JournalEnd::Kind::damaged,
@@ -109,19 +127,19 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
         if (length > left - record_head_bytes)
             return stop(JournalEnd::Kind::torn, "the last record is incomplete");
         payload.resize(length);
-        read(payload.data(), payload.size(), end.whole_bytes + record_head_bytes);
-        const Check of_payload = check_of(end.records, payload);
-        if (std::memcmp(of_payload.data(), head.data() + 16, 8) != 0) {
-            // A disk that lost power may hold the length but not yet the bytes of the last record.
-            const bool last = length == left - record_head_bytes;
-            return stop(
-                last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
-                std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
-        }
+        read(payload.data(), payload.size(), end_.whole_bytes + record_head_bytes);
+        const Check of_payload = check_of(end_.records, payload);
+        if (std::memcmp(of_payload.data(), head.data() + 16, 8) == 0) return true;
+        // A disk that lost power may hold the length but not yet the bytes of the last record.
+        const bool last = length == left - record_head_bytes;
+        return stop(last ? JournalEnd::Kind::torn : JournalEnd::Kind::damaged,
+                    std::string("the checksum of ") + (last ? "the last" : "a") + " record does not match");
+    }
+
+    /// Makes the checks of appending again: a checksum says only that some program wrote these bytes.
+    void hand_over(const std::string& payload, const OnRun& on_run, const OnRequest& on_request) {
         std::optional<JournalRun> run;
         std::optional<RequestRecord> request;
-        // The checks of appending again: a checksum says only that the bytes are those that some program
-        // wrote.
         try {
             if (kind_of(payload) == RecordKind::run) {
                 check_names(run.emplace(decode_run(payload)).run);
@@ -132,19 +150,25 @@ JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& 
                 check_shapes(request.emplace(decode_request(payload)));
             }
         } catch (const Error& error) {
-            throw Error(Exit::bad_input,
-                        path.string() + ": at byte " + std::to_string(end.whole_bytes) + ": " + error.what());
+            throw Error(Exit::bad_input, path_.string() + ": at byte " + std::to_string(end_.whole_bytes) +
+                                             ": " + error.what());
         }
-        if (run) {
-            on_run(std::move(*run));
-        } else {
-            on_request(std::move(*request));
-            ++end.requests;
-        }
-        ++end.records;
-        end.whole_bytes += record_head_bytes + length;
+        if (run) return on_run(std::move(*run));
+        on_request(std::move(*request));
+        ++end_.requests;
     }
-    return end.records > 0 ? end : stop(JournalEnd::Kind::torn, "the record of the run is missing");
+
+    int fd_;
+    const std::filesystem::path& path_;
+    std::uint64_t size_;
+    JournalEnd end_;
+};
+
+}  // namespace
+
+JournalEnd scan_journal(int fd, const std::filesystem::path& path, const OnRun& on_run,
+                        const OnRequest& on_request) {
+    return Scan(fd, path).run(on_run, on_request);
 }
 
 Journal::Journal(std::filesystem::path path, Open open, bool patient) : path_(std::move(path)) {

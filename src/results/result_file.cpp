@@ -434,18 +434,6 @@ std::int64_t recover_results(const fs::path& h5, bool overwrite, std::string* no
     return requests;
 }
 
-StoredRun read_results(const fs::path& h5, Contents contents) {
-    const SchemaReader reader(h5, SchemaReader::Checksum::may_be_missing);
-    StoredRun stored;
-    stored.changed = !reader.has_checksum();
-    stored.run = reader.run().run;
-    stored.complete = reader.complete();
-    stored.recovered = reader.recovered();
-    for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, contents));
-    stored.summary = reader.summary();
-    return stored;
-}
-
 StoredRun read_journal(const fs::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.get() < 0) throw Error(Exit::bad_input, path.string() + ": cannot be opened: " + reason(errno));

@@ -139,17 +139,14 @@ RequestRecord SchemaReader::request(std::int64_t index, Contents contents) const
     r.error = text(group, "error");
     r.prompt_ids = read_array<std::int32_t>(group, "prompt_ids");
     r.output_ids = read_array<std::int32_t>(group, "output_ids");
-    if (has_member(group, "step_logits_sha256")) {
-        r.step_sha256 = step_hashes(group);
-        r.logits_sha256 = text(group, "logits_sha256");
-    } else {
-        r.logits_sha256 = read_text(group, "logits_sha256").value_or("");
-    }
-    r.margins = read_array<float>(group, "margins");
+    r.logits_sha256 = read_text(group, "logits_sha256").value_or("");
+    // Refused by its length, a prompt has no ids and is compared as text.
+    if (contents != Contents::compared || r.prompt_ids.empty()) r.prompt = text(group, "prompt");
     if (contents == Contents::compared) return r;
     r.session = integer(group, "session");
     r.vocabulary = integer(group, "vocabulary");
-    r.prompt = text(group, "prompt");
+    if (has_member(group, "step_logits_sha256")) r.step_sha256 = step_hashes(group);
+    r.margins = read_array<float>(group, "margins");
     r.text = text(group, "text");
     const auto prefill = read_array<double>(group, "prefill_seconds");
     if (prefill.size() != 1) bad(group, "prefill_seconds is not one number");
@@ -191,6 +188,22 @@ SummaryRecord SchemaReader::summary() const {
         summary.values.emplace_back(name, values[0]);
     }
     return summary;
+}
+
+StoredRun read_results(const std::filesystem::path& h5, Contents contents) {
+    const SchemaReader reader(h5, SchemaReader::Checksum::may_be_missing);
+    StoredRun stored;
+    stored.changed = !reader.has_checksum();
+    stored.run = reader.run().run;
+    stored.complete = reader.complete();
+    stored.recovered = reader.recovered();
+    for (const auto index : reader.indices()) stored.requests.push_back(reader.request(index, contents));
+    stored.summary = reader.summary();
+    return stored;
+}
+
+RequestRecord read_request(const std::filesystem::path& h5, std::int64_t index, Contents contents) {
+    return SchemaReader(h5, SchemaReader::Checksum::may_be_missing).request(index, contents);
 }
 
 }  // namespace ftmpi
