@@ -31,7 +31,7 @@ small_programs() {
     local name
     for name in linear_check mixers_check fused_check fast_check; do
         if [ ! -x "$build/tests/gpu/$name" ]; then failed_row programs "$name" "$build/tests/gpu/$name is missing"; continue; fi
-        timed 90 "$build/tests/gpu/$name"
+        timed 180 "$build/tests/gpu/$name"
         row programs "$name" "$(tail -n 1 "$work/out")"
         cp "$work/out" "$work/$name.txt"
     done

@@ -275,11 +275,6 @@ expect_code 9 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --ma
 expect_code 9 "$mpirun" -np 2 "$ftmpi" --model "$model" --prompts failed.jsonl --context 32 --max-tokens 4 --output failed.h5 --resume
 says "2 of 2 requests are finished already; nothing to do"
 
-# --- the README shows the options as --help prints them ---------------------------------------------------------
-"$ftmpi" --help >help.txt
-awk '/^```$/ {on = 0} on {print} /^`ftmpi --help`, whole:/ {wait = 1} wait && /^```$/ {on = 1; wait = 0}' "$root/README.md" >readme.txt
-if diff help.txt readme.txt >/dev/null; then ok; else bad "the README's options are not those of --help"; diff help.txt readme.txt | head -n 5; fi
-
 # --- memory: a rank holds what the plan says --------------------------------------------------------------------
 ranks="1 2"
 if grep -q __asan_init "$ftmpi"; then ranks= && skipped "memory against the plan (a sanitizer's memory is in no plan)"; fi
