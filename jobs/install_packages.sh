@@ -11,8 +11,9 @@ required=(
 )
 optional=()
 if [ "${1-}" = --tests ]; then
-    required+=(libboost-test-dev:tests procps:pgrep)
-    optional=(hdf5-tools:h5dump netcdf-bin:ncdump slurm-wlm:Slurm munge:Slurm clang:fuzzing libclang-rt-dev:fuzzing clang-format:format)
+    required+=(libboost-test-dev:tests procps:pgrep python3:chat)
+    optional=(hdf5-tools:h5dump netcdf-bin:ncdump slurm-wlm:Slurm munge:Slurm clang:fuzzing libclang-rt-dev:fuzzing clang-format:format
+              python3-jinja2:chat)
 elif [ $# -gt 0 ]; then
     echo "usage: jobs/install_packages.sh [--tests]" >&2
     exit 2
