@@ -133,14 +133,24 @@ __device__ __forceinline__ int dot4(std::uint32_t a, std::uint32_t b, int c) {
 #endif
 }
 
+/// The values of the two half precision numbers in `halves`, the lower one first; exact.
+__device__ __forceinline__ void decode_f16_pair(std::uint32_t halves, float& first, float& second) {
+#if defined(__CUDA_ARCH__)
+    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
+        : "=f"(first), "=f"(second)
+        : "r"(halves));
+#else
+    first = num::from_f16(static_cast<std::uint16_t>(halves));
+    second = num::from_f16(static_cast<std::uint16_t>(halves >> 16));
+#endif
+}
+
 /// The values of the two e4m3 codes (no NaN codes) in the lower half of `codes`, the lowest byte first.
 __device__ __forceinline__ void decode_e4m3_pair(std::uint32_t codes, float& first, float& second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     std::uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
-    asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
-        : "=f"(first), "=f"(second)
-        : "r"(halves));
+    decode_f16_pair(halves, first, second);
 #else
     // The code's exponent and fraction in a float's places are its value times 2^-120, subnormal codes
     // included.

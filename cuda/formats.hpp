@@ -1,9 +1,9 @@
 // The weight formats as kernels see them: a struct each, and the one dispatch over all of them. A new format
 // is a struct and a name in the list here; its kernels are instances of those that are there.
 //
-// Sources: BF16 and e4m3 as in the OCP 8-bit Floating Point Specification (OFP8); MXFP4 as in the OCP
-// Microscaling Formats (MX) Specification v1.0; NVFP4 as NVIDIA's checkpoints have it: e2m1 codes, an e4m3
-// scale for 16 of them, an fp32 scale for the tensor.
+// Sources: F16 and F32 as in IEEE 754; BF16 and e4m3 as in the OCP 8-bit Floating Point Specification (OFP8);
+// MXFP4 as in the OCP Microscaling Formats (MX) Specification v1.0; NVFP4 as NVIDIA's checkpoints have it:
+// e2m1 codes, an e4m3 scale for 16 of them, an fp32 scale for the tensor.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ __device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
 //   kBlockScaled   its factor multiplies the sum of 128 columns (else a chunk, or the format has none)
 // Floating formats, whose products are fma chains:
 //   decode(word, q, w)      elements 4 q .. 4 q + 3 of a word
-//   any_bad(word)           a code in 32 bits is NaN (bf16: or infinite)
+//   any_bad(word)           a code in 32 bits is NaN (formats without scales: or infinite)
 // 4-bit formats, whose products are integers (e2m1 codes are decoded by decode_e2m1()):
 //   decode_scale(scale, s)  the factors of the chunk's groups of 16
 //   chunk_value(..)         the chunk from the sums of its groups
@@ -53,6 +53,36 @@ template <> struct FormatTraits<Format::bf16> {
     }
     static __device__ __forceinline__ std::uint32_t any_bad(std::uint32_t codes) {
         return ((codes & 0x7f807f80u) + 0x00800080u) & 0x80008000u;  // an exponent of all ones carries
+    }
+#endif
+};
+
+template <> struct FormatTraits<Format::f16> {
+    static constexpr int kWords128 = 4, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = void;
+#ifdef __CUDACC__
+    static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
+        decode_f16_pair(word_of(word, 2 * q), w[0], w[1]);
+        decode_f16_pair(word_of(word, 2 * q + 1), w[2], w[3]);
+    }
+    static __device__ __forceinline__ std::uint32_t any_bad(std::uint32_t codes) {
+        return ((codes & 0x7c007c00u) + 0x04000400u) & 0x80008000u;
+    }
+#endif
+};
+
+template <> struct FormatTraits<Format::f32> {
+    static constexpr int kWords128 = 8, kScaleChunks = 1;
+    static constexpr bool kBlockScaled = false;
+    using Scale = void;
+#ifdef __CUDACC__
+    /// A word is one quad: q is 0.
+    static __device__ __forceinline__ void decode(const uint4& word, int, float (&w)[4]) {
+        for (int i = 0; i < 4; ++i) w[i] = num::float_of(word_of(word, i));
+    }
+    static __device__ __forceinline__ std::uint32_t any_bad(std::uint32_t code) {
+        return ((code & 0x7f800000u) + 0x00800000u) & 0x80000000u;
     }
 #endif
 };
@@ -121,8 +151,15 @@ template <> struct FormatTraits<Format::mxfp4> {
 };
 
 template <Format... F> struct FormatList { static constexpr int kCount = sizeof...(F); };
-using Formats = FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>;
+using Formats = FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4,
+                           Format::f16, Format::f32>;
 constexpr int kFormats = Formats::kCount;
+/// Those that kernels at fixed sizes have instances of, and kernels of matrices of several formats.
+using CommonFormats =
+    FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4>;
+/// Those that are exact in fp32 and less common in checkpoints of this size: gemv_any and the tiles serve
+/// them.
+using OtherFormats = FormatList<Format::f16, Format::f32>;
 
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
@@ -136,23 +173,39 @@ template <class Function, Format... F> FTMPI_HD constexpr void for_each_of(Forma
 #endif
 template <class Function> FTMPI_HD constexpr void for_each_format(Function&& f) { for_each_of(Formats{}, f); }
 
-/// f.operator()<F>() for the F that `format` is.
+// Kernels count formats by the enum's numbers (VecTask).
+static_assert([] {
+    int n = 0;
+    bool in_order = true;
+    for_each_format([&]<Format F>() { in_order = in_order && static_cast<int>(F) == n++; });
+    return in_order;
+}());
+
+/// f.operator()<F>() for the F of the list that `format` is; nothing, or a value of zero, for another one.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable
 #endif
-template <class Function> FTMPI_HD constexpr auto with_format(Format format, Function&& f) {
+template <class Function, Format... Some>
+FTMPI_HD constexpr auto with_format_of(FormatList<Some...> list, Format format, Function&& f) {
     using Result = decltype(f.template operator()<Format::bf16>());
     if constexpr (std::is_void_v<Result>) {
-        for_each_format([&]<Format F>() {
+        for_each_of(list, [&]<Format F>() {
             if (format == F) f.template operator()<F>();
         });
     } else {
         Result result{};
-        for_each_format([&]<Format F>() {
+        for_each_of(list, [&]<Format F>() {
             if (format == F) result = f.template operator()<F>();
         });
         return result;
     }
+}
+/// The same of all formats.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <class Function> FTMPI_HD constexpr auto with_format(Format format, Function&& f) {
+    return with_format_of(Formats{}, format, f);
 }
 
 constexpr int words128_of(Format f) {
@@ -170,6 +223,7 @@ constexpr std::int64_t scale_pitch_of(Format f, std::int64_t chunks) {
     return with_format(f, [=]<Format F>() { return scale_pitch<F>(chunks); });
 }
 constexpr unsigned bit_of(Format f) { return 1u << static_cast<int>(f); }
+template <Format... F> constexpr unsigned bits_of(FormatList<F...>) { return (bit_of(F) | ...); }
 
 #ifdef __CUDACC__
 /// The inner scale of a chunk as `load` brings it, 0 in formats without. `scales`: those of the row.

@@ -10,11 +10,13 @@ constexpr std::int64_t kFew = kManyRows - 1, kEver = std::numeric_limits<std::in
 constexpr unsigned kBf16 = bit_of(Format::bf16), kFp8Row = bit_of(Format::fp8_row),
                    kFp8Block = bit_of(Format::fp8_block),
                    kCoded = bit_of(Format::nvfp4) | bit_of(Format::mxfp4),
-                   kFloats = kBf16 | kFp8Row | kFp8Block, kAll = kFloats | kCoded;
+                   kFloats = kBf16 | kFp8Row | kFp8Block, kF16 = bit_of(Format::f16),
+                   kCommon = bits_of(CommonFormats{}), kOther = bits_of(OtherFormats{}),
+                   kAll = kCommon | kOther;
 
 bool fixed_width(const Call& c) {
     const std::int64_t cols = c.to[0].matrix->cols;
-    const unsigned f = c.formats();
+    const unsigned f = c.formats() & kCommon;
     return c.aligned && c.to.size() <= kMatrices && (cols == 1024 || cols == 2048 || cols == 4096) &&
            (std::has_single_bit(f) || f == (kBf16 | kFp8Row) || f == (kBf16 | kFp8Block));
 }
@@ -39,6 +41,8 @@ bool down_fixed(const Call& c) {
     return c.shared && whole(*c.routed) && whole(*c.shared) && same_format(c) && c.aligned && c.top_k >= 1 &&
            c.top_k <= kMostDownChoices;
 }
+
+bool few_rows(const Call& c) { return few_rows_serve_experts(c.formats()); }
 
 bool route_in_up(const Call& c) {
     return c.routes && c.experts <= kMostRouted && c.top_k <= std::min(c.experts, kMostChoices);
@@ -69,11 +73,13 @@ bool norm_fixed(const Call& c) {
 
 constexpr KernelRow table[] = {
     {Operator::project, Kernel::gemm_bf16, "gemm/gemm_bf16", 1, kEver, kFloats, is_fast, "--numerics fast"},
-    {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kFloats, nullptr, ""},
+    {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kFloats | kOther, nullptr,
+     ""},
     {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyRows, kEver, kCoded, nullptr, ""},
-    {Operator::project, Kernel::gemv, "gemv/gemv", 1, 1, kAll, fixed_width,
+    {Operator::project, Kernel::gemv, "gemv/gemv", 1, 1, kCommon, fixed_width,
      "1024, 2048 or 4096 columns; one format, or FP8 and BF16"},
-    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kCommon, nullptr, ""},
+    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kOther, nullptr, ""},
     {Operator::norm, Kernel::decode, "steps: norm_rows", 1, kEver, kAll, norm_fixed,
      "a width of up to 8192, in fours"},
     {Operator::norm, Kernel::decode_any, "steps: rms_norm_rows", 1, kEver, kAll, nullptr, ""},
@@ -83,13 +89,17 @@ constexpr KernelRow table[] = {
      "up to 32 of 512 experts"},
     {Operator::route, Kernel::decode_any, "steps: route_rows", 1, kEver, kAll, nullptr, ""},
     {Operator::experts_up, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
-    {Operator::experts_up, Kernel::decode, "experts/decode_up", 1, kFew, kAll, up_fixed,
+    {Operator::experts_up, Kernel::decode, "experts/decode_up", 1, kFew, kCommon, up_fixed,
      "2048 columns, one format, up to 8 choices (of 256 where it chooses)"},
-    {Operator::experts_up, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::experts_up, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, few_rows,
+     "not F32, not F16 beside another format"},
+    {Operator::experts_up, Kernel::prefill, "experts/prefill", 1, kFew, kAll, nullptr, ""},
     {Operator::experts_down, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
     {Operator::experts_down, Kernel::decode, "experts/decode_down", 1, kFew, kFp8Row | kCoded, down_fixed,
      "512 columns, one format, up to 10 choices, with a shared expert"},
-    {Operator::experts_down, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, nullptr, ""},
+    {Operator::experts_down, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, few_rows,
+     "not F32, not F16 beside another format"},
+    {Operator::experts_down, Kernel::prefill, "experts/prefill", 1, kFew, kAll, nullptr, ""},
     {Operator::attention, Kernel::prefill_bf16, "attention/prefill_bf16", 1, kEver, kAll, is_fast,
      "--numerics fast"},
     {Operator::attention, Kernel::decode, "attention/decode", 1, kEver, kAll, few_heads,
@@ -127,6 +137,8 @@ unsigned Call::formats() const {
         if (m) all |= bit_of(m->format);
     return all;
 }
+
+bool few_rows_serve_experts(unsigned formats) { return (formats & ~kCommon) == 0 || formats == kF16; }
 
 std::span<const KernelRow> kernel_table() { return table; }
 

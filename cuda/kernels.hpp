@@ -39,9 +39,13 @@ inline constexpr int kDeltaDim = 128, kDeltaTaps = 4;
 inline constexpr std::int64_t kMostNormWidth = 8192;
 
 /// Rows of gate and up, or of down, that a warp works on together; at least one gate row and its up row.
-constexpr int expert_rows(Format f) { return f == Format::bf16 ? 2 : 4 / words128_of(f); }
+constexpr int expert_rows(Format f) { return words128_of(f) > 2 ? 2 : 4 / words128_of(f); }
 /// Whether all addresses are multiples of 16; null is one.
 bool aligned(std::initializer_list<const void*> addresses);
+
+/// Whether few rows have kernels of experts of these formats (bits); else they take those of many rows, which
+/// do not choose the experts themselves.
+bool few_rows_serve_experts(unsigned formats);
 
 /// What a choice depends on; of each operator its own part.
 struct Call {

@@ -88,9 +88,11 @@ void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t ro
     // The kernels of few rows norm them first, each block for itself.
     if (!fast && rows < kManyRows && n.width % 4 == 0 && !some.empty() && some.size() <= kMatrices &&
         aligned({n.from, n.plus, n.sum, n.weight, n.out})) {
-        const Kernel kernel = choose({.op = Operator::project, .rows = rows, .to = some}).kernel;
-        if (kernel == Kernel::gemv) return gemv(some, nullptr, n, card, stream);
-        if (gemv_any(some, nullptr, rows, n, card, stream)) return;
+        const Call call{.op = Operator::project, .rows = rows, .to = some};
+        const KernelRow& row = choose(call);
+        const bool all = (call.formats() & ~row.formats) == 0;  // else a second kernel would norm them again
+        if (all && row.kernel == Kernel::gemv) return gemv(some, nullptr, n, card, stream);
+        if (all && gemv_any(some, nullptr, rows, n, card, stream)) return;
     }
     norm(n, rows, stream);
     project(to, n.out, rows, card, scratch, stream, fast);

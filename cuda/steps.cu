@@ -11,17 +11,20 @@ namespace ftmpi::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+using PlainFormats = FormatList<Format::bf16, Format::f16, Format::f32>;
 
-/// One block a row; the table lies in the matrix layout.
-__global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
+/// One block a row, a thread a quad of codes; the table lies in the matrix layout.
+template <Format F> __global__ void embed_rows(MatrixView table, const Row* rows, float* x) {
     const std::uint8_t* codes = table.codes + rows[blockIdx.x].token * table.code_pitch;
-    constexpr int kPieces = words128_of(Format::bf16), kCodes = kWord128 / 2;  // a piece holds 8 codes
-    for (int k = static_cast<int>(threadIdx.x); k < table.cols; k += static_cast<int>(blockDim.x)) {
+    constexpr int kPieces = words128_of(F), kQuads = num::kChunk / 4 / kPieces;  // of a piece
+    x += std::int64_t{blockIdx.x} * table.cols;
+    for (int k = 4 * static_cast<int>(threadIdx.x); k < table.cols; k += 4 * static_cast<int>(blockDim.x)) {
         const int chunk = k / num::kChunk, set = chunk / 32 * 32,
                   n = table.chunks - set < 32 ? table.chunks - set : 32;
-        const int piece = k % num::kChunk / kCodes, at = set * kPieces + piece * n + (chunk - set);
-        x[std::int64_t{blockIdx.x} * table.cols + k] =
-            num::from_bf16(reinterpret_cast<const std::uint16_t*>(codes + at * kWord128)[k % kCodes]);
+        const int quad = k % num::kChunk / 4, at = set * kPieces + quad / kQuads * n + (chunk - set);
+        float w[4];
+        FormatTraits<F>::decode(*reinterpret_cast<const uint4*>(codes + at * kWord128), quad % kQuads, w);
+        for (int i = 0; i < 4 && k + i < table.cols; ++i) x[k + i] = w[i];
     }
 }
 
@@ -323,8 +326,10 @@ void norm_fixed(const Norm& n, std::int64_t rows, cudaStream_t stream) {
 }  // namespace
 
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream) {
-    launch("embed", embed_rows, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream,
-           table.view(), rows.device, x);
+    with_format_of(PlainFormats{}, table.format, [&]<Format F>() {
+        launch("embed", embed_rows<F>, dim3(static_cast<unsigned>(rows.count())), dim3(kThreads), 0, stream,
+               table.view(), rows.device, x);
+    });
 }
 
 void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* tokens, std::int64_t ids,

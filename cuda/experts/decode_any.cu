@@ -94,7 +94,7 @@ __device__ __forceinline__ void up_unit_of(const MatrixView& m, int width, int u
 /// f.operator()<F>() for Known, the format of all, or for `format`.
 template <int Known, class Function>
 __device__ __forceinline__ void with_known_format(Format format, Function f) {
-    if constexpr (Known == kMixed) with_format(format, f);
+    if constexpr (Known == kMixed) with_format_of(CommonFormats{}, format, f);
     else f.template operator()<static_cast<Format>(Known)>();
 }
 
@@ -259,13 +259,18 @@ constexpr std::size_t down_bytes(int warps, std::size_t planes, int top_k) {
            static_cast<std::size_t>(top_k + 1) * kRowTile * sizeof(float);
 }
 
+/// Those that routed and shared experts may have in common.
+using KnownFormats =
+    FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4, Format::f16>;
+
 /// Calls f with the format that routed and shared experts have in common (a matrix without rows has any), or
 /// kMixed.
 template <class Function> void with_known(const MatrixView& routed, const MatrixView& shared, Function f) {
     const Format format = routed.rows ? routed.format : shared.format;
     if (routed.rows && shared.rows && routed.format != shared.format)
         return f(std::integral_constant<int, kMixed>{});
-    with_format(format, [&]<Format F>() { f(std::integral_constant<int, static_cast<int>(F)>{}); });
+    with_format_of(KnownFormats{}, format,
+                   [&]<Format F>() { f(std::integral_constant<int, static_cast<int>(F)>{}); });
 }
 
 }  // namespace

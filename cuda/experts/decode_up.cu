@@ -185,7 +185,7 @@ void decode_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream
              .shared_width = e.shared.rows / 2,
              .count = e.experts,
              .copies = 1};
-    with_format(e.routed.format, [&]<Format F>() {
+    with_format_of(CommonFormats{}, e.routed.format, [&]<Format F>() {
         constexpr auto most_bytes = [](int workers) {
             return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
                    std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kWord128;

@@ -55,7 +55,9 @@ void route_up(const float* logits, int experts, const Matrix& routed, const Matr
                 shared_stride};
     // A rank without rows here launches nothing, but needs the choice for its rows of down.
     const bool any = e.routed.rows || e.shared.rows;
-    if (!route_if_apart(logits, rows, experts, routes, any, stream)) e.logits = nullptr;
+    const Call formats{.routed = if_any(e.routed), .shared = if_any(e.shared)};
+    const bool chooses = any && few_rows_serve_experts(formats.formats());
+    if (!route_if_apart(logits, rows, experts, routes, chooses, stream)) e.logits = nullptr;
     up(e, card, scratch, stream);
 }
 

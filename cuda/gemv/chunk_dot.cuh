@@ -355,7 +355,7 @@ private:
     float total_ = 0.0f;
 };
 
-/// Rows of 4 loads a lane: what one warp works on together in project().
-constexpr int rows_at_once(Format f) { return 4 / words128_of(f); }
+/// Rows of 4 loads a lane, or one: what one warp works on together in project().
+constexpr int rows_at_once(Format f) { return words128_of(f) > 4 ? 1 : 4 / words128_of(f); }
 
 }  // namespace ftmpi::cuda

@@ -257,7 +257,7 @@ void launch_one(const VecTask& a, int units, const Card& card, cudaStream_t stre
 
 template <int kSets>
 void launch_known(unsigned mask, const VecTask& a, int units, const Card& card, cudaStream_t stream) {
-    for_each_format([&]<Format F>() {
+    for_each_of(CommonFormats{}, [&]<Format F>() {
         constexpr unsigned alone = bit_of(F), bf16 = bit_of(Format::bf16);
         if (mask == alone) launch_one<kSets, alone>(a, units, card, stream);
         if constexpr (F != Format::bf16 && !is_4bit(F))

@@ -139,8 +139,8 @@ __device__ __forceinline__ void load_norm_weights(const VecTask& a, float4 (&w)[
 /// One row at a width that the kernel knows, as the table says; normed before when the norm has a weight.
 void gemv(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
           cudaStream_t stream);
-/// Up to kManyRows - 1 rows of any width. With a norm, at most kMatrices; false: it does not fit the shared
-/// memory, and nothing was launched.
+/// Up to kManyRows - 1 rows of any width; all matrices of CommonFormats, or of the others. With a norm, at
+/// most kMatrices; false: it does not fit the shared memory, and nothing was launched.
 bool gemv_any(std::span<const Projection> to, const float* x, std::int64_t rows, const Norm& norm,
               const Card& card, cudaStream_t stream);
 

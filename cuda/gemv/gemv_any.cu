@@ -74,8 +74,9 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
     }
 }
 
-/// grid.y counts groups of T input rows.
-template <int T, bool TwoRows>
+/// grid.y counts groups of T input rows. List: the formats that occur; one body for more would need more
+/// registers.
+template <class List, int T, bool TwoRows>
 __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_constant__ VecTask a) {
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
     const int norm_bytes = a.norm.weight ? norm_sums(T, a.chunks) * 4 : 0,
@@ -111,21 +112,22 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_consta
     const int warp = thread / 32 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
               warps = static_cast<int>(gridDim.x) * kWarps;
     SumBuffer& buffer = buffers[thread / 32];
-    for_each_format([&]<Format F>() {
+    for_each_of(List{}, [&]<Format F>() {
         if (a.units[static_cast<int>(F)])
             run_format<F, T, TwoRows>(a, is_4bit(F) ? codes : floats, buffer, warp, warps, lane);
     });
 }
 
-template <int T, bool TwoRows> void launch_gemv_any(const VecTask& a, const Card& card, cudaStream_t stream) {
+template <class List, int T, bool TwoRows>
+void launch_rows(const VecTask& a, const Card& card, cudaStream_t stream) {
     const std::size_t shared = shared_of(T, a);
-    static const bool allowed = (allow_shared(gemv_any_rows<T, TwoRows>, card.shared_per_block), true);
+    static const bool allowed = (allow_shared(gemv_any_rows<List, T, TwoRows>, card.shared_per_block), true);
     static_cast<void>(allowed);
     const int units = *std::max_element(a.units, a.units + kFormats);
     const int blocks =
         std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)),
                  2 * card.multiprocessors);
-    launch("project", gemv_any_rows<T, TwoRows>,
+    launch("project", gemv_any_rows<List, T, TwoRows>,
            dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)), dim3(kThreads),
            shared, stream, a);
 }
@@ -136,12 +138,13 @@ template <int T, bool TwoRows> void launch_gemv_any(const VecTask& a, const Card
            "up to " + std::to_string(card.shared_per_block) + " bytes on this GPU");
 }
 
-template <bool TwoRows> void launch_gemv_any(const VecTask& a, const Card& card, cudaStream_t stream) {
+template <class List, bool TwoRows>
+void launch_gemv_any(const VecTask& a, const Card& card, cudaStream_t stream) {
     if (a.rows > 2 && shared_of(4, a) <= card.shared_per_block)
-        return launch_gemv_any<4, TwoRows>(a, card, stream);
+        return launch_rows<List, 4, TwoRows>(a, card, stream);
     if (a.rows > 1 && shared_of(2, a) <= card.shared_per_block)
-        return launch_gemv_any<2, TwoRows>(a, card, stream);
-    if (shared_of(1, a) <= card.shared_per_block) return launch_gemv_any<1, TwoRows>(a, card, stream);
+        return launch_rows<List, 2, TwoRows>(a, card, stream);
+    if (shared_of(1, a) <= card.shared_per_block) return launch_rows<List, 1, TwoRows>(a, card, stream);
     refuse_columns(a.cols, shared_of(1, a), card);
 }
 
@@ -192,7 +195,10 @@ bool gemv_any(std::span<const Projection> to, const float* x, std::int64_t rows,
         VecTask a = task_of(part, x, rows, half);
         a.norm = norm;
         if (norm.weight && shared_of(1, a) > card.shared_per_block) return false;
-        half ? launch_gemv_any<true>(a, card, stream) : launch_gemv_any<false>(a, card, stream);
+        const bool common = bit_of(part[0].matrix->format) & bits_of(CommonFormats{});
+        (common ? half ? launch_gemv_any<CommonFormats, true> : launch_gemv_any<CommonFormats, false>
+         : half ? launch_gemv_any<OtherFormats, true>
+                : launch_gemv_any<OtherFormats, false>)(a, card, stream);
     }
     return true;
 }

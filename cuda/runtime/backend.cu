@@ -178,7 +178,8 @@ public:
         loader_.release();
         arrays_.open(limits.array_bytes);
         grow(scratch_bytes(limits));
-        for (Gather& g : gathers_) g.grow(static_cast<std::size_t>(limits.rows * limits.hidden) * 2);
+        for (Gather& g : gathers_)
+            g.grow(static_cast<std::size_t>(limits.rows * limits.hidden) * sizeof(float));
         reserved_ = true;
     }
 

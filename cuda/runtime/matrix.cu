@@ -7,7 +7,7 @@
 namespace ftmpi::cuda {
 namespace {
 
-/// True when one of the codes in 16 bytes is NaN (bf16: or infinite).
+/// True when one of the codes in 16 bytes is NaN or, in formats without scales, infinite.
 template <Format F> __device__ bool bad_codes(uint4 v) {
     using T = FormatTraits<F>;
     return (T::any_bad(v.x) | T::any_bad(v.y) | T::any_bad(v.z) | T::any_bad(v.w)) != 0;
@@ -78,10 +78,6 @@ void launch_repack(const Run* runs, int count, const MatrixView& to, int* first_
 }
 
 CudaMatrix::CudaMatrix(Backend& backend, const MatrixSource& s) {
-    if (s.format == Format::f16 || s.format == Format::f32)
-        throw Error(Exit::bad_input, "tensor " + std::string(s.blocks.empty() ? "?" : s.blocks[0].name) +
-                                         ": weights of type " + std::string(name_of(s.format)) +
-                                         " run on the CPU only");
     format = s.format;
     groups = s.groups;
     rows = s.rows;

@@ -1,12 +1,12 @@
 // Weights in device memory.
 //
-// Codes: a row is `chunks` chunks of 32 codes (the last one padded with zero codes) and a chunk is 1, 2 or 4
-// pieces of 16 bytes (4-bit, e4m3, bf16). Chunks are taken in sets of 32, the last set may be smaller: inside
-// a set of n chunks, piece p of chunk c lies at (p * n + c) * 16, so that the lanes of a warp, one a chunk,
-// read 16 bytes each without gaps. 4-bit codes inside a chunk: word w holds elements 4w .. 4w + 3 and above
-// them 16 + 4w .. 16 + 4w + 3. Inner scales: nvfp4 2 bytes a chunk, mxfp4 1, fp8_block a float per 4 chunks;
-// rows one after the other. Multipliers: a float a row. The rows of a group are padded to a multiple of 16
-// with zeroes, so kernels may read whole tiles.
+// Codes: a row is `chunks` chunks of 32 codes (the last one padded with zero codes) and a chunk is 1, 2, 4 or
+// 8 pieces of 16 bytes (4-bit, e4m3, bf16 and f16, f32). Chunks are taken in sets of 32, the last set may be
+// smaller: inside a set of n chunks, piece p of chunk c lies at (p * n + c) * 16, so that the lanes of a
+// warp, one a chunk, read 16 bytes each without gaps. 4-bit codes inside a chunk: word w holds elements 4w ..
+// 4w + 3 and above them 16 + 4w .. 16 + 4w + 3. Inner scales: nvfp4 2 bytes a chunk, mxfp4 1, fp8_block a
+// float per 4 chunks; rows one after the other. Multipliers: a float a row. The rows of a group are padded to
+// a multiple of 16 with zeroes, so kernels may read whole tiles.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ private:
 /// The matrix as this backend's. Error(Exit::failure) for another backend's.
 const CudaMatrix& cuda_matrix(const Matrix& m);
 
-/// Rows of bf16, on the device or in the mapped file.
+/// Rows without scales (bf16, f16, f32), on the device or in the mapped file.
 class CudaTable : public Matrix {
 public:
     std::unique_ptr<CudaMatrix> device;  ///< null when the table stays in the mapped file

@@ -110,6 +110,16 @@ private:
             std::memcpy(p, &b, 2);
         }
     }
+    /// A number without scale: exponents from far below 1 to a little above, some denormals.
+    void put_plain(Random& r, std::byte* to) {
+        const int fraction = source.format == Format::bf16 ? 7 : source.format == Format::f16 ? 10 : 23;
+        const std::uint64_t least = source.format == Format::f16 ? 0 : 110;
+        const int width = static_cast<int>(code_bytes(source.format, 1));
+        std::uint64_t value = bits(r, fraction) | ((least + bits(r, 4)) << fraction);
+        if (bits(r, 7) == 0) value &= (std::uint64_t{1} << fraction) - 1;
+        value |= bits(r, 1) << (8 * width - 1);
+        std::memcpy(to, &value, static_cast<std::size_t>(width));
+    }
     void add_block(Random& r, std::int64_t rows) {
         const Format f = source.format;
         RowBlock b;
@@ -122,15 +132,11 @@ private:
         for (std::size_t i = 0; i < b.pitch * static_cast<std::size_t>(rows); ++i)
             codes[i] = static_cast<std::byte>(f == Format::fp8_row || f == Format::fp8_block ? random_e4m3(r)
                                                                                              : bits(r, 8));
-        if (f == Format::bf16)
+        if (is_plain(f))
             for (std::int64_t row = 0; row < rows; ++row)
-                for (std::int64_t k = 0; k < source.cols;
-                     ++k) {  // exponents from far below 1 to a little above, some denormals
-                    auto value = static_cast<std::uint16_t>(bits(r, 8) | ((110 + bits(r, 4)) << 7) |
-                                                            (bits(r, 1) << 15));
-                    if (bits(r, 7) == 0) value &= 0x803f;
-                    std::memcpy(codes + static_cast<std::size_t>(row) * b.pitch + 2 * k, &value, 2);
-                }
+                for (std::int64_t k = 0; k < source.cols; ++k)
+                    put_plain(r, codes + static_cast<std::size_t>(row) * b.pitch +
+                                     static_cast<std::size_t>(k) * code_bytes(f, 1));
         std::uniform_real_distribution<float> scale(0.001f, 0.1f);
         const auto inner = static_cast<std::size_t>(scales_per_row(f, source.cols));
         if (is_4bit(f)) {

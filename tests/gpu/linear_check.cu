@@ -5,30 +5,13 @@
 
 #include "../../cuda/runtime/backend.hpp"
 #include "../../src/cpu_backend.hpp"
-#include "checks.hpp"
+#include "linear_cases.hpp"
 #include "short_form.hpp"
 
 namespace {
 
 using namespace ftmpi;
 using namespace ftmpi::check;
-
-constexpr Format kFormats[] = {Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4,
-                               Format::mxfp4};
-
-struct Pair {
-    Backend& cpu;
-    Backend& gpu;
-    Tally& tally;
-    Random random{7};
-    bool quick = false;
-};
-
-std::string text(std::initializer_list<std::int64_t> numbers) {
-    std::string s;
-    for (auto n : numbers) s += (s.empty() ? "" : " x ") + std::to_string(n);
-    return s;
-}
 
 /// Several matrices in one call, results side by side with gaps.
 void check_project(Pair& p, const std::vector<Format>& formats, std::int64_t rows, std::int64_t cols,
@@ -150,118 +133,21 @@ void check_experts(Pair& p, const MoeShape& s) {
     p.tally.add(d.empty(), "experts " + what + d);
 }
 
-void check_steps(Pair& p, std::int64_t rows, std::int64_t width) {
-    const auto x = random_activations(p.random, rows, width), w = random_activations(p.random, 1, width),
-               y = random_activations(p.random, rows, width);
-    const Stored table(p.random, Format::bf16, 1, 67, width);
-    std::vector<Row> host;
-    for (std::int64_t t = 0; t < rows; ++t)
-        host.push_back({static_cast<std::int32_t>(bits(p.random, 6)), 0, static_cast<std::int32_t>(t)});
-    std::vector<std::uint8_t> mask(static_cast<std::size_t>(width));
-    for (auto& m : mask) m = bits(p.random, 2) == 0;
-    auto logits = x;
-    if (rows > 2 && width > 3) {
-        logits[static_cast<std::size_t>(width + 3)] = INFINITY;
-        for (std::int64_t i = 0; i < width; ++i)
-            logits[static_cast<std::size_t>(2 * width + i)] = i % 2 ? 1.5f : i % 3 ? -0.0f : 0.0f;
-    }
-    std::vector<float> results[2];
-    std::vector<std::int32_t> tokens[2];
-    for (int side = 0; side < 2; ++side) {
-        Backend& b = side ? p.gpu : p.cpu;
-        auto in = upload(b, x), weight = upload(b, w), add = upload(b, y), l = upload(b, logits);
-        auto masked = upload(b, mask);
-        auto device_rows = upload(b, host);
-        DeviceArray<float> normed(b, rows * width, "check"), embedded(b, 2 * rows * width, "check");
-        DeviceArray<std::int32_t> token(b, 3 * rows, "check");
-        b.rms_norm(in.data(), weight.data(), 1e-6f, rows, width, normed.data());
-        b.add(in.data(), add.data(), in.data(), rows * width);
-        for (int on_host = 0; on_host < 2; ++on_host) {
-            const auto t = b.load_table(table.source, on_host);
-            b.embed(*t, {host, device_rows.data()}, embedded.data() + on_host * rows * width);
-            b.synchronize();
-        }
-        b.argmax(l.data(), rows, width, width, nullptr, token.data(), token.data() + rows);
-        auto all = download(b, token.data(), 2 * rows);
-        b.argmax(l.data(), rows, width, width - width / 5, masked.data(), token.data(), token.data() + rows);
-        const auto some = download(b, token.data(), 2 * rows);
-        all.insert(all.end(), some.begin(), some.end());
-        tokens[side] = all;
-        for (const auto* a : {&normed, &in, &embedded}) {
-            const auto v = download(b, a->data(), a->size());
-            results[side].insert(results[side].end(), v.begin(), v.end());
-        }
-    }
-    const auto d = difference(results[0], results[1]);
-    p.tally.add(d.empty(), "rms_norm, add, embed " + text({rows, width}) + d);
-    p.tally.add(tokens[0] == tokens[1], "argmax " + text({rows, width}));
-}
-
-/// Rows whose tokens are on the device alone, some of them no ids; their embedding; and a copy of tokens that
-/// the host awaits while the next rows are already asked for.
-void check_device_tokens(Pair& p, std::int64_t rows) {
-    constexpr std::int64_t kIds = 67, kWidth = 96, kSteps = 8;
-    const Stored table(p.random, Format::bf16, 1, kIds, kWidth);
-    std::vector<std::vector<std::int32_t>> tokens(kSteps);
-    std::vector<std::vector<Row>> host(kSteps);
-    for (std::int64_t s = 0; s < kSteps; ++s)
-        for (std::int64_t t = 0; t < rows; ++t) {
-            tokens[static_cast<std::size_t>(s)].push_back(static_cast<std::int32_t>(bits(p.random, 7)) - 30);
-            host[static_cast<std::size_t>(s)].push_back({static_cast<std::int32_t>(rows - 1 - t),
-                                                         static_cast<std::int32_t>(t),
-                                                         static_cast<std::int32_t>(s)});
-        }
-    std::vector<float> results[2];
-    std::vector<std::int32_t> placed[2];
-    for (int side = 0; side < 2; ++side) {
-        Backend& b = side ? p.gpu : p.cpu;
-        const auto on_device = b.load_table(table.source, false);
-        p.tally.add(b.embeds_from_device(*on_device), "a table on the device takes tokens from there");
-        DeviceArray<Row> to(b, rows, "check");
-        DeviceArray<float> x(b, rows * kWidth, "check");
-        DeviceArray<std::int32_t> chosen(b, rows, "check");
-        std::vector<HostArray<std::int32_t>> seen;
-        std::vector<std::uint64_t> tickets;
-        for (std::int64_t s = 0; s < kSteps; ++s) {
-            const auto& step = tokens[static_cast<std::size_t>(s)];
-            b.fence_copies();
-            b.copy_in(chosen.data(), step.data(), step.size() * 4);
-            b.resolve_tokens(to.data(), host[static_cast<std::size_t>(s)], chosen.data(), kIds);
-            b.embed(*on_device, {host[static_cast<std::size_t>(s)], to.data(), true}, x.data());
-            seen.emplace_back(b, 3 * rows, "check");
-            tickets.push_back(
-                b.copy_async(seen.back().data(), to.data(), static_cast<std::size_t>(rows) * sizeof(Row)));
-            if (s > 0) {
-                b.wait_copy(tickets[static_cast<std::size_t>(s - 1)]);
-                const auto row = seen[static_cast<std::size_t>(s - 1)].span();
-                placed[side].insert(placed[side].end(), row.begin(), row.end());
-            }
-            if (s % 3 == 2) {
-                const auto v = download(b, x.data(), x.size());
-                results[side].insert(results[side].end(), v.begin(), v.end());
-            }
-        }
-        b.synchronize();
-    }
-    const auto d = difference(results[0], results[1]);
-    p.tally.add(d.empty(), "embed of tokens on the device, " + text({rows}) + " rows" + d);
-    p.tally.add(placed[0] == placed[1], "rows with tokens on the device, " + text({rows}));
-}
-
 /// A forbidden value is refused in the same words on both sides.
 void check_refusals(Pair& p) {
     for (const Format f : kFormats)
         for (const bool in_scales : {false, true}) {
-            if (in_scales ? f == Format::bf16 || f == Format::fp8_row : is_4bit(f)) continue;
+            if (in_scales ? is_plain(f) || f == Format::fp8_row : is_4bit(f)) continue;
             Stored stored(p.random, f, 3, 40, 256);
             RowBlock& b = stored.source.blocks.back();
             const std::size_t row = static_cast<std::size_t>(b.rows) - 2;
             if (!in_scales) {
-                auto* code =
-                    const_cast<std::byte*>(b.codes) + row * b.pitch + (f == Format::bf16 ? 2 * 77 : 77);
-                const std::uint16_t nan = 0x7fc0;
-                if (f == Format::bf16) std::memcpy(code, &nan, 2);
-                else *code = std::byte{0xff};
+                const std::size_t size = code_bytes(f, 1);
+                const std::uint32_t infinity = f == Format::bf16  ? 0x7f80u
+                                               : f == Format::f16 ? 0xfc00u
+                                               : f == Format::f32 ? 0x7f800000u
+                                                                  : 0xffu;  // e4m3 has NaN alone
+                std::memcpy(const_cast<std::byte*>(b.codes) + row * b.pitch + 77 * size, &infinity, size);
             } else if (f == Format::fp8_block) {
                 const std::size_t plane =
                     static_cast<std::size_t>(b.first_row + static_cast<std::int64_t>(row)) / 128;
@@ -348,6 +234,9 @@ void check_all(Pair& p) {
             p,
             {Format::fp8_row, Format::nvfp4, Format::bf16, Format::mxfp4, Format::fp8_block, Format::fp8_row},
             40, 256, n);
+    for (const auto n : inputs)
+        for (const std::int64_t k : {264, 2048})
+            check_project(p, {Format::fp8_row, Format::f32, Format::bf16, Format::f16}, 40, k, n);
     check_project(p, std::vector<Format>(11, Format::bf16), 17, 64, 3);
     if (!p.quick)
         for (const Format f : kFormats)
@@ -368,6 +257,9 @@ void check_all(Pair& p) {
         check_experts(p, {Format::fp8_row, Format::nvfp4, 7, 64, 96, 48, 24, 48, 17, r, 3});
         check_experts(p, {Format::bf16, Format::fp8_block, 5, 512, 32, 64, 0, 16, 33, r, 5});
         check_experts(p, {Format::mxfp4, Format::fp8_row, 5, 544, 576, 64, 32, 0, 40, r, 1});
+        check_experts(p, {Format::f16, Format::bf16, 16, 256, 64, 128, 16, 40, 72, r, 4});
+        check_experts(p, {Format::nvfp4, Format::f32, 7, 544, 96, 48, 24, 48, 17, r, 3});
+        check_experts(p, {Format::f32, Format::f16, 5, 512, 32, 64, 32, 0, 33, r, 5});
         if (r < 16)  // whole sets of columns up, one segment down
             for (const Format f : kFormats)
                 check_experts(p, {f, f, 40, 2048, 512, 512, 8, 12, 72, r, r == 1 ? 8 : 7});
@@ -388,6 +280,7 @@ void check_all(Pair& p) {
         for (const auto w : sizes({100, 2048, 5000}, {16, 100, 256, 2048, 5000}, {16, 100, 256, 2048, 5000}))
             check_steps(p, r, w);
     for (const auto r : sizes({5}, {1, 300}, {1, 5, 128, 129, 300})) check_device_tokens(p, r);
+    check_halves(p);
     check_refusals(p);
     check_limits(p);
 }

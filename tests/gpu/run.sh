@@ -3,8 +3,8 @@
 # (none: says so, exit code 77), prints one line a check and exits with 1 when any check failed or could not be made.
 #
 #   tests/gpu/run.sh                    the small models of data/, under 8 minutes
-#   tests/gpu/run.sh --only P[,P...]    some phases of it: programs hashes choice shared kv batch fast memory faults bench
-#                                       ptx sanitizer
+#   tests/gpu/run.sh --only P[,P...]    some phases of it: programs hashes types choice shared kv batch fast memory faults
+#                                       bench ptx sanitizer
 #   tests/gpu/run.sh --full S[,S...]    steps at full size, each under 9 minutes; they share a checkpoint in FTMPI_FULL_DIR
 #                                       (/tmp/ftmpi-full): checkpoint hash long cpu layers errors load decode prefill
 #                                       memory policies far checkpoint-fp8 fp8
@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
     wanted=${2//,/ }
     shift 2
 done
-small_order="programs hashes choice shared kv batch fast memory faults bench ptx sanitizer"
+small_order="programs hashes types choice shared kv batch fast memory faults bench ptx sanitizer"
 full_order="checkpoint hash long cpu layers errors load decode prefill memory policies far checkpoint-fp8 fp8"
 [ "$kind" = small ] && order=$small_order || order=$full_order
 if [ -z "$wanted" ]; then [ "$kind" = small ] && wanted=$order || usage; fi

@@ -64,6 +64,34 @@ small_hashes() {
     done
 }
 
+# Weights of half and single precision: whole checkpoints of them, and some tensors beside others.
+small_types() {
+    local name source type endings
+    local run=(--prompts "$work/types.jsonl" --max-tokens 16 --ignore-eos)
+    { cat "$root/jobs/five_prompts.jsonl"
+      printf '{"id": "long", "prompt": "%s"}\n' "$(printf 'The quick brown fox jumps over the lazy dog. %.0s' {1..12})"; } >"$work/types.jsonl"
+    while read -r name source type endings; do
+        # shellcheck disable=SC2086
+        timed 60 python3 "$here/retype_checkpoint.py" "$root/data/$source" "$work/$name" "$type" $endings
+        row types "$name: made of $source" "$(tail -n 1 "$work/out")" || continue
+        reference=$work/$name.h5
+        timed 60 "$ftmpi" --backend cpu --model "$work/$name" "${run[@]}" --output "$reference"
+        row types "$name: CPU, 1 rank" "" || continue
+        against "$reference" types "$name: GPU, 1 rank" 60 1 - --backend cuda --model "$work/$name" "${run[@]}"
+        if [ "$gpus" -lt 2 ]; then
+            against "$reference" types "$name: GPU, 1 rank, batch 5" 60 1 - --backend cuda --model "$work/$name" "${run[@]}" --batch 5
+        else
+            against "$reference" types "$name: GPU, 2 ranks, batch 5" 60 2 peer --backend cuda --model "$work/$name" "${run[@]}" --batch 5 --shares 3,1
+        fi
+    done <<END
+f16 tiny-qwen3-moe-bf16 F16
+f32 tiny-qwen3-moe-bf16 F32
+fp8-f16 tiny-fp8 F16
+nvfp4-f32 tiny-nvfp4 F32
+nvfp4-some-f16 tiny-nvfp4 F16 mlp.gate.weight in_proj_a.weight in_proj_b.weight
+END
+}
+
 # Ranks that share a GPU: refused unless it is named for each, and then with the same bits. They take turns on it, so this is short.
 # Which GPU a rank takes: by UUID in another order than theirs, by the beginning of one, by CUDA_VISIBLE_DEVICES of each task.
 small_choice() {
