@@ -60,7 +60,6 @@ int heads_together(const Attention& t) {
 }
 bool few_heads(const Call& c) { return c.one_a_slot && heads_together(*c.attention) <= kMostDecodeHeads; }
 
-bool one_a_slot(const Call& c) { return c.one_a_slot; }
 bool delta_fixed(const Call& c) {
     const DeltaNet& n = *c.net;
     return c.one_a_slot && n.key_dim == kDeltaDim && n.value_dim == kDeltaDim && n.taps == kDeltaTaps &&
@@ -107,8 +106,6 @@ constexpr KernelRow table[] = {
     {Operator::attention, Kernel::prefill, "attention/prefill", 1, kEver, kAll, nullptr, ""},
     {Operator::delta_net, Kernel::decode, "delta_net/decode", 1, kEver, kAll, delta_fixed,
      "one row a slot, heads of 128 x 128, four taps"},
-    {Operator::delta_net, Kernel::decode_any, "delta_net/decode_any", 1, kEver, kAll, one_a_slot,
-     "one row a slot"},
     {Operator::delta_net, Kernel::prefill, "delta_net/delta_net", 1, kEver, kAll, nullptr, ""},
 };
 

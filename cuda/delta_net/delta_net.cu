@@ -1,4 +1,4 @@
-// Gated DeltaNet: the launcher, and the kernels for several rows of a slot.
+// Gated DeltaNet: the launcher, and the kernels for several rows of a slot and for any size.
 //
 // Rows of a slot are taken in runs of neighbours. A run goes through three kernels: convolution, norms and
 // gates of all its rows at once; the delta rule row by row with the state in registers, a block for 16 to 128
@@ -275,16 +275,16 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
                                   .one_a_slot = one_row_a_slot(rows),
                                   .net = &net})
                               .kernel;
-    if (kernel != Kernel::prefill) {
+    if (kernel == Kernel::decode) {
         unsigned* tickets = zeroed_tickets(scratch, memory.tickets, kTickets, stream);
         const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
         for (std::int64_t r = 0; r < rows.count(); r += batch) {
             const std::int64_t n = std::min(batch, rows.count() - r);
             const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)),
                             rows.device + r};
-            (kernel == Kernel::decode ? delta_net_decode : delta_net_decode_any)(
-                net, part, qkv + r * net.channels(), z + r * values * net.value_dim, b + r * values,
-                a + r * values, out + r * stride, stride, tickets, early, stream);
+            delta_net_decode(net, part, qkv + r * net.channels(), z + r * values * net.value_dim,
+                             b + r * values, a + r * values, out + r * stride, stride, tickets, early,
+                             stream);
         }
         return;
     }
@@ -294,8 +294,9 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
     const int column_groups = (net.value_dim + columns - 1) / columns;
     const float inverse_root = num::inverse_root_of(net.key_dim);
     const auto count = static_cast<std::int32_t>(rows.count());
-    for (std::int32_t r = 0;
-         r < count;) {  // runs of different slots together, runs of one slot after each other
+    // Runs of different slots together, runs of one slot after each other: of one row a slot the runs depend
+    // on their number alone, as a captured step must.
+    for (std::int32_t r = 0; r < count;) {
         Runs runs{};
         unsigned n = 0;
         std::int32_t most = 0;

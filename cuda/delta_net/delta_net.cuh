@@ -113,12 +113,10 @@ private:
     }
 };
 
-/// At most kTickets / key_heads rows, each of another slot; tickets as Scratch says, early as delta_net()'s.
+/// At most kTickets / key_heads rows, each of another slot, at the sizes that the table says; tickets as
+/// Scratch says, early as delta_net()'s.
 void delta_net_decode(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
                       const float* a, float* out, std::int64_t stride, unsigned* tickets, bool early,
                       cudaStream_t stream);
-void delta_net_decode_any(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z,
-                          const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
-                          bool early, cudaStream_t stream);
 
 }  // namespace ftmpi::cuda
