@@ -19,54 +19,43 @@ namespace {
 class Nvml {
 public:
     Nvml() : library_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
-        using Init = int (*)();
-        if (const auto init = symbol<Init>("nvmlInit_v2"); init == nullptr || init() != 0) close();
+        if (!call("nvmlInit_v2")) close();
     }
     Nvml(const Nvml&) = delete;
     Nvml& operator=(const Nvml&) = delete;
     ~Nvml() {
-        using Shutdown = int (*)();
-        if (const auto shutdown = symbol<Shutdown>("nvmlShutdown")) shutdown();
+        call("nvmlShutdown");
         close();
     }
 
     /// By bus id: NVML counts GPUs in another order than CUDA and shows those that CUDA hides.
     void* device(const std::string& pci) const {
-        using Find = int (*)(const char*, void**);
         void* found = nullptr;
-        const auto find = symbol<Find>("nvmlDeviceGetHandleByPciBusId_v2");
-        return find != nullptr && find(pci.c_str(), &found) == 0 ? found : nullptr;
+        return call("nvmlDeviceGetHandleByPciBusId_v2", pci.c_str(), &found) ? found : nullptr;
     }
     std::string text(const char* name, void* device) const {
-        using Read = int (*)(void*, char*, unsigned);
         char value[96] = {};
-        const auto read = symbol<Read>(name);
-        return read != nullptr && device != nullptr && read(device, value, sizeof value - 1) == 0 ? value
-                                                                                                  : "";
+        return device && call(name, device, &value[0], unsigned{sizeof value - 1}) ? value : "";
     }
     std::string driver() const {
-        using Read = int (*)(char*, unsigned);
         char value[96] = {};
-        const auto read = symbol<Read>("nvmlSystemGetDriverVersion");
-        return read != nullptr && read(value, sizeof value - 1) == 0 ? value : "";
+        return call("nvmlSystemGetDriverVersion", &value[0], unsigned{sizeof value - 1}) ? value : "";
     }
     unsigned number(const char* name, void* device) const {
-        using Read = int (*)(void*, unsigned*);
         unsigned value = 0;
-        const auto read = symbol<Read>(name);
-        return read != nullptr && device != nullptr && read(device, &value) == 0 ? value : 0;
+        return device && call(name, device, &value) ? value : 0;
     }
     enum Clock : int { sm = 1, memory = 2 };
     unsigned clock(const char* name, void* device, Clock clock) const {
-        using Read = int (*)(void*, int, unsigned*);
         unsigned value = 0;
-        const auto read = symbol<Read>(name);
-        return read != nullptr && device != nullptr && read(device, clock, &value) == 0 ? value : 0;
+        return device && call(name, device, int{clock}, &value) ? value : 0;
     }
 
 private:
-    template <class F> F symbol(const char* name) const {
-        return library_ == nullptr ? nullptr : reinterpret_cast<F>(dlsym(library_, name));
+    /// False: the library, or the function in it, is missing, or it failed. Arguments are of its own types.
+    template <class... Arguments> bool call(const char* name, Arguments... arguments) const {
+        const auto f = library_ ? reinterpret_cast<int (*)(Arguments...)>(dlsym(library_, name)) : nullptr;
+        return f && f(arguments...) == 0;
     }
     void close() {
         if (library_ != nullptr) dlclose(library_);
@@ -74,12 +63,6 @@ private:
     }
     void* library_;
 };
-
-std::string uuid_of(const cudaDeviceProp& properties) {
-    std::array<unsigned char, 16> bytes{};
-    std::memcpy(bytes.data(), properties.uuid.bytes, bytes.size());
-    return uuid_text(bytes);
-}
 
 int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
@@ -93,14 +76,12 @@ std::string peers_of(int device) {
     std::string text;
     for (int peer = 0; peer < count; ++peer) {
         if (peer == device) continue;
-        cudaDeviceProp properties{};
-        FTMPI_CUDA(cudaGetDeviceProperties(&properties, peer));
         int direct = 0, atomics = 0;
         FTMPI_CUDA(cudaDeviceCanAccessPeer(&direct, device, peer));
         if (direct != 0 && cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device,
                                                      peer) != cudaSuccess)
             cudaGetLastError();
-        text += (text.empty() ? "" : " ") + uuid_of(properties) +
+        text += (text.empty() ? "" : " ") + gpu_uuid(peer) +
                 (direct == 0    ? "=none"
                  : atomics == 0 ? "=direct"
                                 : "=atomics");
@@ -121,19 +102,23 @@ RankGpus visible_gpus(const std::string& host, int local_rank) {
         gpus.trouble = cudaGetErrorString(e);
         return gpus;
     }
-    for (int device = 0; device < count; ++device) {
-        cudaDeviceProp properties{};
-        FTMPI_CUDA(cudaGetDeviceProperties(&properties, device));
-        gpus.visible.push_back(uuid_of(properties));
-    }
+    for (int device = 0; device < count; ++device) gpus.visible.push_back(gpu_uuid(device));
     return gpus;
+}
+
+std::string gpu_uuid(int device) {
+    cudaDeviceProp properties{};
+    FTMPI_CUDA(cudaGetDeviceProperties(&properties, device));
+    std::array<unsigned char, 16> bytes{};
+    std::memcpy(bytes.data(), properties.uuid.bytes, bytes.size());
+    return uuid_text(bytes);
 }
 
 GpuFacts gpu_facts(int device) {
     cudaDeviceProp properties{};
     FTMPI_CUDA(cudaGetDeviceProperties(&properties, device));
     GpuFacts facts;
-    facts.uuid = uuid_of(properties);
+    facts.uuid = gpu_uuid(device);
     facts.name = properties.name;
     char pci[32] = {};
     FTMPI_CUDA(cudaDeviceGetPCIBusId(pci, sizeof pci, device));

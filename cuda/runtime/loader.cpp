@@ -1,8 +1,7 @@
 // From the mapped file through page-locked buffers to the device, with several reader threads.
 #include <algorithm>
 #include <atomic>
-#include <climits>
-#include <condition_variable>
+#include <barrier>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -24,13 +23,14 @@ constexpr int kBuffers = 3;
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-/// Threads that share the tasks of one run() after the other.
+/// Threads that share the tasks of one run() after the other; the caller is one of them.
 class Team {
 public:
-    explicit Team(int threads) {
+    explicit Team(int threads) : meet_(threads) {
         try {
             for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { serve(); });
         } catch (...) {  // out of threads: those that run must end before their Team does
+            for (int i = static_cast<int>(threads_.size()) + 1; i < threads; ++i) meet_.arrive_and_drop();
             stop();
             throw;
         }
@@ -39,30 +39,21 @@ public:
     /// Calls task(0) .. task(count - 1), each once, and returns when all are done; the first exception is
     /// thrown again.
     void run(std::size_t count, const std::function<void(std::size_t)>& task) {
-        {
-            const std::lock_guard lock(mutex_);
-            task_ = &task;
-            count_ = count;
-            next_ = 0;
-            failure_ = nullptr;
-            busy_ = threads_.size();
-            ++round_;
-        }
-        wake_.notify_all();
+        task_ = &task;
+        count_ = count;
+        next_ = 0;
+        failure_ = nullptr;
+        meet_.arrive_and_wait();
         work();
-        std::unique_lock lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
+        meet_.arrive_and_wait();
         if (failure_) std::rethrow_exception(failure_);
     }
 
 private:
     void stop() {
-        {
-            const std::lock_guard lock(mutex_);
-            stop_ = true;
-        }
-        wake_.notify_all();
-        for (auto& t : threads_) t.join();
+        task_ = nullptr;
+        meet_.arrive_and_wait();
+        threads_.clear();
     }
     void work() {
         for (std::size_t i; (i = next_.fetch_add(1)) < count_;) {
@@ -75,28 +66,21 @@ private:
         }
     }
     void serve() {
-        for (std::uint64_t seen = 0;;) {
-            {
-                std::unique_lock lock(mutex_);
-                wake_.wait(lock, [&] { return stop_ || round_ != seen; });
-                if (stop_) return;
-                seen = round_;
-            }
+        for (;;) {
+            meet_.arrive_and_wait();
+            if (!task_) return;
             work();
-            const std::lock_guard lock(mutex_);
-            if (--busy_ == 0) done_.notify_one();
+            meet_.arrive_and_wait();
         }
     }
 
-    std::vector<std::thread> threads_;
-    std::mutex mutex_;
-    std::condition_variable wake_, done_;
+    std::barrier<> meet_;  ///< before the tasks of a run and behind them
+    std::vector<std::jthread> threads_;
     const std::function<void(std::size_t)>* task_ = nullptr;
-    std::size_t count_ = 0, busy_ = 0;
+    std::size_t count_ = 0;
     std::atomic<std::size_t> next_{0};
+    std::mutex mutex_;
     std::exception_ptr failure_;
-    std::uint64_t round_ = 0;
-    bool stop_ = false;
 };
 
 /// Page-locked memory of at most kBuffer bytes; less where the system's limit is lower.
