@@ -82,6 +82,12 @@ template <class... Parameters> void allow_shared(void (*kernel)(Parameters...), 
                                     static_cast<int>(whole_words128(bytes))));
 }
 
+/// The same where it is launched again and again with no more than the first time.
+template <auto kKernel> void allow_shared_once(std::size_t bytes) {
+    static const bool allowed = (allow_shared(kKernel, bytes), true);
+    static_cast<void>(allowed);
+}
+
 /// The dynamic shared memory of the block, 16-byte aligned.
 __device__ inline unsigned char* shared_bytes() {
     extern __shared__ __align__(16) unsigned char ftmpi_shared_bytes[];
@@ -101,6 +107,18 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
 #else
     return *static_cast<const uint4*>(p);
 #endif
+}
+
+// Four elements of a chain, the first first.
+__device__ __forceinline__ float add_squares(float4 v, float sum) {
+    return num::fma(v.w, v.w, num::fma(v.z, v.z, num::fma(v.y, v.y, num::fma(v.x, v.x, sum))));
+}
+__device__ __forceinline__ float add_elements(float4 v, float sum) {
+    return (((sum + v.x) + v.y) + v.z) + v.w;
+}
+__device__ __forceinline__ float4 rms_apply(float4 x, float scale, float4 weight) {
+    return {num::rms_apply(x.x, scale, weight.x), num::rms_apply(x.y, scale, weight.y),
+            num::rms_apply(x.z, scale, weight.z), num::rms_apply(x.w, scale, weight.w)};
 }
 
 /// Byte permute, default mode: nibble i of the selector picks byte 0..7 of {b, a}; its high bit replicates

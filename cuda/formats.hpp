@@ -186,17 +186,13 @@ static_assert([] {
 #pragma nv_exec_check_disable
 #endif
 template <class Function, Format... Some>
-FTMPI_HD constexpr auto with_format_of(FormatList<Some...> list, Format format, Function&& f) {
+FTMPI_HD constexpr auto with_format_of(FormatList<Some...>, Format format, Function&& f) {
     using Result = decltype(f.template operator()<Format::bf16>());
     if constexpr (std::is_void_v<Result>) {
-        for_each_of(list, [&]<Format F>() {
-            if (format == F) f.template operator()<F>();
-        });
+        ((format == Some ? f.template operator()<Some>() : void()), ...);
     } else {
         Result result{};
-        for_each_of(list, [&]<Format F>() {
-            if (format == F) result = f.template operator()<F>();
-        });
+        ((format == Some ? void(result = f.template operator()<Some>()) : void()), ...);
         return result;
     }
 }

@@ -1,6 +1,5 @@
-// What the mixers' kernels share: sums in the order of num::ordered_sum by the
-// lanes of a warp, and the division of a
-// launcher's scratch.
+// What the mixers' kernels share: sums in the order of num::ordered_sum by the lanes of a warp, and counters
+// that are zero.
 #pragma once
 
 #include <cstdint>
@@ -33,42 +32,13 @@ __device__ __forceinline__ float warp_squares(const float* x, int count, int pit
             const float* p = x + (s / num::kChunk + lane) * pitch;
             const int n = left - lane * num::kChunk < num::kChunk ? left - lane * num::kChunk : num::kChunk;
 #pragma unroll 8
-            for (int i = 0; i < n; i += 4) {
-                const float4 v = *reinterpret_cast<const float4*>(p + i);
-                c = num::fma(v.x, v.x, c);
-                c = num::fma(v.y, v.y, c);
-                c = num::fma(v.z, v.z, c);
-                c = num::fma(v.w, v.w, c);
-            }
+            for (int i = 0; i < n; i += 4) c = add_squares(*reinterpret_cast<const float4*>(p + i), c);
         }
         float segment = 0.0f;
         for (int j = 0; j < chunks; ++j) segment = segment + __shfl_sync(kWholeWarp, c, j);
         total = total + segment;
     }
     return total;
-}
-
-/// Parts of a scratch in order, each 256-byte aligned. With a null scratch it only counts.
-class Parts {
-public:
-    explicit Parts(void* data) : data_(static_cast<unsigned char*>(data)) {}
-    template <class T> T* take(std::int64_t count) {
-        const std::size_t at = bytes_;
-        bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
-        return data_ ? reinterpret_cast<T*>(data_ + at) : nullptr;
-    }
-    std::size_t bytes() const { return bytes_; }
-
-private:
-    unsigned char* data_;
-    std::size_t bytes_ = 0;
-};
-
-/// Throws when a launcher was given less scratch than its function says.
-inline void check_scratch(const char* what, std::size_t needed, const Scratch& scratch) {
-    if (needed > scratch.bytes)
-        throw Error(Exit::failure, std::string(what) + " needs " + std::to_string(needed) +
-                                       " bytes of scratch and was given " + std::to_string(scratch.bytes));
 }
 
 /// The first `count` of the scratch's tickets, or `own` cleared.

@@ -28,8 +28,8 @@ template <Format F> __global__ void embed_rows(MatrixView table, const Row* rows
     }
 }
 
-/// Rows as an argument of a kernel: what the host prepares for a step is read while the step before still
-/// runs.
+/// The rows of resolve_tokens() as an argument of a kernel: what the host prepares for a step is read while
+/// the step before still runs.
 constexpr int kRowsOfLaunch = 128;
 struct RowList {
     Row row[kRowsOfLaunch];
@@ -37,8 +37,8 @@ struct RowList {
 static_assert(sizeof(RowList) <= 2048);  // of the 4 KiB that arguments may take
 
 __global__ void __launch_bounds__(kRowsOfLaunch)
-    place_row_list(const __grid_constant__ RowList list, int count, const std::int32_t* tokens,
-                   std::int64_t ids, Row* to) {
+    resolve_row_list(const __grid_constant__ RowList list, int count, const std::int32_t* tokens,
+                     std::int64_t ids, Row* to) {
     const int t = static_cast<int>(threadIdx.x);
     if (t >= count) return;
     const Row row = list.row[t];
@@ -87,12 +87,7 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* from, const float
 #pragma unroll
             for (int i = 0; i < kQuads; ++i) q[i] = tile[thread * (kQuads + 1) + i];
 #pragma unroll
-            for (int i = 0; i < kQuads; ++i) {
-                chunk = num::fma(q[i].x, q[i].x, chunk);
-                chunk = num::fma(q[i].y, q[i].y, chunk);
-                chunk = num::fma(q[i].z, q[i].z, chunk);
-                chunk = num::fma(q[i].w, q[i].w, chunk);
-            }
+            for (int i = 0; i < kQuads; ++i) chunk = add_squares(q[i], chunk);
         }
 #pragma unroll
         for (int i = 0; i < 16; ++i) segment = segment + __shfl_sync(kWholeWarp, chunk, (lane & 16) + i);
@@ -105,10 +100,7 @@ __global__ void __launch_bounds__(1024) norm_rows(const float* from, const float
 #pragma unroll
     for (int p = 0; p < kPer; ++p) {
         const int i = thread + p * threads;
-        if (i < quads)
-            reinterpret_cast<float4*>(out)[first + i] = {
-                num::rms_apply(v[p].x, scale, w[p].x), num::rms_apply(v[p].y, scale, w[p].y),
-                num::rms_apply(v[p].z, scale, w[p].z), num::rms_apply(v[p].w, scale, w[p].w)};
+        if (i < quads) reinterpret_cast<float4*>(out)[first + i] = rms_apply(v[p], scale, w[p]);
     }
 }
 
@@ -122,25 +114,11 @@ __global__ void rms_norm_rows(const float* x, const float* weight, float eps, st
     float* sums = values + 16 * segments;
     x += blockIdx.x * width;
     y += blockIdx.x * width;
-    const bool wide = (reinterpret_cast<std::uintptr_t>(x) & 15) == 0;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     for (int c = thread; c < 16 * segments; c += threads) {
-        const float* p = x + c * num::kChunk;
         float v = 0.0f;
-        if (wide && (c + 1) * num::kChunk <= width) {
-            float4 q[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) q[i] = reinterpret_cast<const float4*>(p)[i];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                v = num::fma(q[i].x, q[i].x, v);
-                v = num::fma(q[i].y, q[i].y, v);
-                v = num::fma(q[i].z, q[i].z, v);
-                v = num::fma(q[i].w, q[i].w, v);
-            }
-        } else {
-            for (int i = 0; i < num::kChunk && c * num::kChunk + i < width; ++i) v = num::fma(p[i], p[i], v);
-        }
+        for (std::int64_t i = c * num::kChunk; i < (c + 1) * num::kChunk && i < width; ++i)
+            v = num::fma(x[i], x[i], v);
         values[c] = v;
     }
     __syncthreads();
@@ -184,59 +162,13 @@ __global__ void __launch_bounds__(32)
                          space);
 }
 
-/// Any number of experts. One warp a row. Shared memory: the row's logits, then the chosen ids in the order
-/// of choice.
-__global__ void route_rows(const float* logits, int experts, int top_k, std::int32_t* ids, float* weights) {
-    auto* values = reinterpret_cast<float*>(shared_bytes());
-    auto* chosen = reinterpret_cast<std::int32_t*>(values + experts);
-    const int lane = static_cast<int>(threadIdx.x);
-    logits += std::int64_t{blockIdx.x} * experts;
-    ids += std::int64_t{blockIdx.x} * top_k;
-    weights += std::int64_t{blockIdx.x} * top_k;
-    bool finite = true;
-    for (int e = lane; e < experts; e += 32) {
-        values[e] = logits[e];
-        finite = finite && num::is_finite(values[e]);
-    }
-    __syncwarp();
-    if (!__all_sync(kWholeWarp,
-                    finite)) {  // rare: the plain order of comparisons decides, and every weight is NaN
-        if (lane == 0) num::route(logits, experts, top_k, ids, weights);
-        return;
-    }
-    const float taken = num::float_of(0xff800000u);
-    for (int n = 0; n < top_k; ++n) {
-        float best = taken;
-        int id = experts;
-        for (int e = lane; e < experts; e += 32)
-            if (values[e] > best) best = values[e], id = e;
-        for (int step = 16; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(kWholeWarp, best, step);
-            const int other_id = __shfl_xor_sync(kWholeWarp, id, step);
-            if (other > best || (other == best && other_id < id)) best = other, id = other_id;
-        }
-        if (lane == 0) {
-            chosen[n] = id;
-            values[id] = taken;
-        }
-        __syncwarp();
-    }
-    if (lane == 0) {
-        for (int n = 1; n < top_k; ++n) {  // ids rising
-            const std::int32_t id = chosen[n];
-            int at = n;
-            for (; at > 0 && chosen[at - 1] > id; --at) chosen[at] = chosen[at - 1];
-            chosen[at] = id;
-        }
-        float m = logits[chosen[0]], total = 0.0f;
-        for (int i = 1; i < top_k; ++i) m = logits[chosen[i]] > m ? logits[chosen[i]] : m;
-        for (int i = 0; i < top_k; ++i) {
-            ids[i] = chosen[i];
-            values[i] = num::exp(logits[chosen[i]] - m);
-            total = total + values[i];
-        }
-        for (int i = 0; i < top_k; ++i) weights[i] = values[i] / total;
-    }
+/// Any number of experts and choices, a thread a row in the plain order of comparisons: more than models
+/// have.
+__global__ void route_rows(const float* logits, std::int64_t rows, int experts, int top_k, std::int32_t* ids,
+                           float* weights) {
+    const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (row < rows)
+        num::route(logits + row * experts, experts, top_k, ids + row * top_k, weights + row * top_k);
 }
 
 constexpr int kArgmaxBlocks = 64;
@@ -338,7 +270,7 @@ void resolve_tokens(Row* to, std::span<const Row> rows, const std::int32_t* toke
         const auto part = rows.subspan(first, std::min<std::size_t>(kRowsOfLaunch, rows.size() - first));
         RowList list{};
         std::copy(part.begin(), part.end(), list.row);
-        launch("resolve_tokens", place_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list,
+        launch("resolve_tokens", resolve_row_list, dim3(1), dim3(kRowsOfLaunch), 0, stream, list,
                static_cast<int>(part.size()), tokens, ids, to + first);
     }
 }
@@ -368,14 +300,13 @@ bool route_if_apart(const float* logits, std::int64_t rows, int experts, const R
         choose({.op = Operator::route, .rows = rows, .experts = experts, .top_k = k, .routes = can_fuse})
             .kernel;
     if (kernel == Kernel::fused) return true;
-    const bool by_warp = kernel == Kernel::decode;
-    launch("route",
-           !by_warp                 ? route_rows
-           : experts <= kMostRouted ? route_few<kRouteEach>
-                                    : route_few<2 * kRouteEach>,
-           dim3(static_cast<unsigned>(rows)), dim3(32),
-           by_warp ? 0 : static_cast<std::size_t>(experts + k) * 4, stream, logits, experts, k,
-           routes.experts, routes.weights);
+    if (kernel == Kernel::decode)
+        launch("route", experts <= kMostRouted ? route_few<kRouteEach> : route_few<2 * kRouteEach>,
+               dim3(static_cast<unsigned>(rows)), dim3(32), 0, stream, logits, experts, k, routes.experts,
+               routes.weights);
+    else
+        launch("route", route_rows, dim3(static_cast<unsigned>((rows + 31) / 32)), dim3(32), 0, stream,
+               logits, rows, experts, k, routes.experts, routes.weights);
     return false;
 }
 

@@ -256,13 +256,8 @@ template <KvType kType> __device__ __forceinline__ float add_weights(const Share
     const float* w = s.weights[lane / kKvBlockChunks] + lane % kKvBlockChunks * kSpread;
     float chunk = 0.0f, sum = 0.0f;
 #pragma unroll 4
-    for (int i = 0; i < num::kChunk; i += 4) {
-        const float4 v = *reinterpret_cast<const float4*>(w + i);
-        chunk = chunk + v.x;
-        chunk = chunk + v.y;
-        chunk = chunk + v.z;
-        chunk = chunk + v.w;
-    }
+    for (int i = 0; i < num::kChunk; i += 4)
+        chunk = add_elements(*reinterpret_cast<const float4*>(w + i), chunk);
 #pragma unroll
     for (int j = 0; j < kKvBlockChunks; ++j) sum = sum + __shfl_sync(kWholeWarp, chunk, j, kKvBlockChunks);
     return sum;

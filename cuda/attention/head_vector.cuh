@@ -90,13 +90,8 @@ struct HeadVector {
         if (lane * num::kChunk < whole) {
             const float* x = y + lane * kSpread;
 #pragma unroll 4
-            for (int i = 0; i < num::kChunk; i += 4) {
-                const float4 v = *reinterpret_cast<const float4*>(x + i);
-                c = num::fma(v.x, v.x, c);
-                c = num::fma(v.y, v.y, c);
-                c = num::fma(v.z, v.z, c);
-                c = num::fma(v.w, v.w, c);
-            }
+            for (int i = 0; i < num::kChunk; i += 4)
+                c = add_squares(*reinterpret_cast<const float4*>(x + i), c);
         }
 #pragma unroll
         for (int j = 0; j < kMostHeadChunks; ++j) squares = squares + __shfl_sync(kWholeWarp, c, j);
@@ -106,9 +101,7 @@ struct HeadVector {
             const unsigned at = spread(4 * lane) + j / num::kChunk * kSpread;
             if (4 * lane + j < whole) {
                 float4& x = *reinterpret_cast<float4*>(y + at);
-                const float4 v = x, w = *reinterpret_cast<const float4*>(weight + at);
-                x = {num::rms_apply(v.x, scale, w.x), num::rms_apply(v.y, scale, w.y),
-                     num::rms_apply(v.z, scale, w.z), num::rms_apply(v.w, scale, w.w)};
+                x = rms_apply(x, scale, *reinterpret_cast<const float4*>(weight + at));
             }
         }
         __syncwarp();

@@ -187,13 +187,7 @@ __device__ __forceinline__ void weigh(Shared& s, int p0) {
         const float* w = s.weights[lane] + (warp + j) * num::kChunk;
         float c = 0.0f;
 #pragma unroll
-        for (int i = 0; i < num::kChunk; i += 4) {
-            const float4 v = *reinterpret_cast<const float4*>(w + i);
-            c = c + v.x;
-            c = c + v.y;
-            c = c + v.z;
-            c = c + v.w;
-        }
+        for (int i = 0; i < num::kChunk; i += 4) c = add_elements(*reinterpret_cast<const float4*>(w + i), c);
         s.sums[warp + j][lane] = c;
     }
     __syncthreads();

@@ -1,7 +1,7 @@
 // Gated DeltaNet for one token of each slot with heads of 128 x 128 and four taps, the sizes of real models,
-// known when the kernel is compiled. What delta_decode_any does with any sizes, in 55 KB of code of which a
-// launch runs 22 KB once: bringing that code in cost more than its instructions (H200: 9 us a launch, of
-// which the state's bytes are 0.93).
+// known when the kernel is compiled. A kernel for any size had 55 KB of code of which a launch ran 22 KB
+// once: bringing that code in cost more than its instructions (H200: 9 us a launch, of which the state's
+// bytes are 0.93).
 //
 // A block has a value head, a thread one chunk of two columns. The states of the convolution and of the head
 // are asked for before the kernel before has ended; everything between these loads and the state's products
@@ -25,13 +25,7 @@ __device__ __forceinline__ float chunk_squares(const float* x, const float* y) {
     const float4* from = reinterpret_cast<const float4*>((lane & 4 ? y : x) + lane % 4 * kSpread);
     float c = 0.0f;
 #pragma unroll
-    for (int i = 0; i < num::kChunk / 4; ++i) {
-        const float4 v = from[i];
-        c = num::fma(v.x, v.x, c);
-        c = num::fma(v.y, v.y, c);
-        c = num::fma(v.z, v.z, c);
-        c = num::fma(v.w, v.w, c);
-    }
+    for (int i = 0; i < num::kChunk / 4; ++i) c = add_squares(from[i], c);
     return c;
 }
 __device__ __forceinline__ float sum_of_lanes(float c, int first) {
@@ -63,8 +57,9 @@ struct Window {
     }
 };
 
-/// Grid: the value heads of a key head, key heads, rows. `tickets` as in delta_decode_any: the last value
-/// head of a key head to have read q's and k's windows moves them on.
+/// Grid: the value heads of a key head, key heads, rows. The value heads of a key head all convolve its q and
+/// k, from the same windows: the last of them to have read these moves them on. `tickets`: one for each key
+/// head of each row.
 __global__ void __launch_bounds__(kThreads, 1)
     delta_decode(const __grid_constant__ DeltaNet net, const Row* rows, const float* qkv, const float* z,
                  const float* b, const float* a, float* out, std::int64_t stride, unsigned* tickets,
@@ -174,8 +169,8 @@ void delta_net_decode(const DeltaNet& net, const Rows& rows, const float* qkv, c
                       cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(net.value_heads / net.key_heads),
                     static_cast<unsigned>(net.key_heads), static_cast<unsigned>(rows.count()));
-    launch_pdl_if(early, "delta_decode_any", delta_decode, grid, dim3(kThreads), 0, stream, net, rows.device,
-                  qkv, z, b, a, out, stride, tickets, num::inverse_root_of(kDim));
+    launch_pdl_if(early, "delta_decode", delta_decode, grid, dim3(kThreads), 0, stream, net, rows.device, qkv,
+                  z, b, a, out, stride, tickets, num::inverse_root_of(kDim));
 }
 
 }  // namespace ftmpi::cuda

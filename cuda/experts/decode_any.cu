@@ -32,19 +32,10 @@ __host__ __device__ inline int acts_per_unit(Format f, int chunks) {
 }
 
 struct UpTask {
-    MatrixView routed, shared;
-    const std::int32_t* experts;
-    const float* x;
-    float* act;
-    float* shared_act;
-    std::int64_t stride, shared_stride;
-    int top_k, width, shared_width;  ///< intermediate rows held here
-    int units, shared_units;         ///< of one expert
-    bool floats, codes;
-    const float* logits;   ///< null when `experts` are already chosen
-    int count;             ///< of experts
-    std::int32_t* chosen;  ///< where the choice is to be left
-    float* weights;
+    ExpertsUp e;
+    int width, shared_width;          ///< intermediate rows held here
+    int units = 0, shared_units = 0;  ///< of one expert
+    bool floats = false, codes = false;
 };
 
 /// What the block found out about its row.
@@ -106,10 +97,12 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
     __shared__ Choice choice;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
     auto* floats = reinterpret_cast<uint4*>(buffers + kWarps);
-    const MatrixView& any = a.units ? a.routed : a.shared;
+    const ExpertsUp& e = a.e;
+    const int top_k = e.routes.top_k;
+    const MatrixView& any = a.units ? e.routed : e.shared;
     uint4* codes = floats + (a.floats ? kFloatPlanes * plane_pitch(any.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
-    const float* x = a.x + static_cast<std::int64_t>(t) * any.cols;
+    const float* x = e.x + static_cast<std::int64_t>(t) * any.cols;
     if (!kRoute || blockIdx.x != 0) trigger_dependents();  // the first block publishes the choice before
     wait_for_prerequisites();
     if (thread >= 32) {
@@ -118,27 +111,28 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
                          32 * (kWarps - 1));
         if (a.codes) stage_codes(GlobalRow{x}, any.cols, any.chunks, codes, thread - 32, 32 * (kWarps - 1));
     } else if (kRoute) {
-        route_by_warp<kRouteEach>(a.logits + std::int64_t{t} * a.count, a.count, a.top_k, choice.experts,
+        const int count = e.groups;
+        route_by_warp<kRouteEach>(e.logits + std::int64_t{t} * count, count, top_k, choice.experts,
                                   choice.weights, choice.space);
         __syncwarp();
-        if (blockIdx.x == 0 && lane < a.top_k) {
-            a.chosen[t * a.top_k + lane] = choice.experts[lane];
-            a.weights[t * a.top_k + lane] = choice.weights[lane];
+        if (blockIdx.x == 0 && lane < top_k) {
+            e.routes.experts[t * top_k + lane] = choice.experts[lane];
+            e.routes.weights[t * top_k + lane] = choice.weights[lane];
         }
         if (blockIdx.x == 0) publish_to_dependents();
     }
     __syncthreads();
     const auto expert_of = [&](int i) {
-        return kRoute ? choice.experts[i] : a.experts[static_cast<std::int64_t>(t) * a.top_k + i];
+        return kRoute ? choice.experts[i] : e.routes.experts[static_cast<std::int64_t>(t) * top_k + i];
     };
-    const int routed_units = a.units * a.top_k, all = routed_units + a.shared_units;
+    const int routed_units = a.units * top_k, all = routed_units + a.shared_units;
     for (int unit = static_cast<int>(blockIdx.x) * kWarps + thread / 32; unit < all;
          unit += static_cast<int>(gridDim.x) * kWarps) {
         const bool shared = unit >= routed_units;
         const int nth = shared ? 0 : unit / a.units;
-        const MatrixView m = shared ? a.shared : group_of(a.routed, expert_of(nth));
-        float* act = shared ? a.shared_act + t * a.shared_stride
-                            : a.act + (static_cast<std::int64_t>(t) * a.top_k + nth) * a.stride;
+        const MatrixView m = shared ? e.shared : group_of(e.routed, expert_of(nth));
+        float* act = shared ? e.shared_act + t * e.shared_stride
+                            : e.act + (static_cast<std::int64_t>(t) * top_k + nth) * e.stride;
         const int width = shared ? a.shared_width : a.width,
                   u = shared ? unit - routed_units : unit % a.units;
         SumBuffer& buffer = buffers[thread / 32];
@@ -149,16 +143,9 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
 }
 
 struct DownTask {
-    MatrixView routed, shared;
-    const std::int32_t* experts;
-    const float* weights;
-    const float* act;
-    const float* shared_act;
-    const float* shared_gate;
-    float* out;
-    std::int64_t stride;
-    int top_k, members;  ///< experts of a row: the chosen ones, and the shared one where there is one
-    int staged;          ///< 16-byte units of one warp's input
+    ExpertsDown e;
+    int members;  ///< experts of a row: the chosen ones, and the shared one where there is one
+    int staged;   ///< 16-byte units of one warp's input
 };
 
 /// 16 rows from `first` of one expert into y[16], with the warp's own input x.
@@ -215,16 +202,18 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_any(const __
     const int warps = static_cast<int>(blockDim.x) / 32, thread = static_cast<int>(threadIdx.x),
               warp = thread / 32, lane = thread % 32;
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
-    auto* results = reinterpret_cast<float*>(buffers + warps);                    // [top_k + 1][16]
-    auto* inputs = reinterpret_cast<uint4*>(results + (a.top_k + 1) * kRowTile);  // [warps][staged]
+    const ExpertsDown& e = a.e;
+    const int top_k = e.routes.top_k;
+    auto* results = reinterpret_cast<float*>(buffers + warps);                  // [top_k + 1][16]
+    auto* inputs = reinterpret_cast<uint4*>(results + (top_k + 1) * kRowTile);  // [warps][staged]
     const int first = static_cast<int>(blockIdx.x * kRowTile);
     const std::int64_t t = blockIdx.y;
     trigger_dependents();
     wait_for_prerequisites();
     for (int j = warp; j < a.members; j += warps) {
-        const bool shared = j == a.top_k;
-        const MatrixView m = shared ? a.shared : group_of(a.routed, a.experts[t * a.top_k + j]);
-        const float* x = shared ? a.shared_act + t * m.cols : a.act + (t * a.top_k + j) * m.cols;
+        const bool shared = j == top_k;
+        const MatrixView m = shared ? e.shared : group_of(e.routed, e.routes.experts[t * top_k + j]);
+        const float* x = shared ? e.shared_act + t * m.cols : e.act + (t * top_k + j) * m.cols;
         uint4* staged = inputs + warp * a.staged;
         SumBuffer& buffer = buffers[warp];
         float* y = results + j * kRowTile;
@@ -233,13 +222,13 @@ __global__ void __launch_bounds__(32 * kMostDownWarps) experts_down_any(const __
         __syncwarp();  // before the input is overwritten by the warp's next expert's
     }
     __syncthreads();
-    if (thread >= kRowTile || first + thread >= a.routed.rows) return;
+    if (thread >= kRowTile || first + thread >= e.routed.rows) return;
     float sum = 0.0f;
-    for (int j = 0; j < a.top_k; ++j)
-        sum = num::expert_add(a.weights[t * a.top_k + j], results[j * kRowTile + thread], sum);
-    if (a.members > a.top_k)
-        sum = num::expert_add(num::sigmoid(a.shared_gate[t]), results[a.top_k * kRowTile + thread], sum);
-    a.out[t * a.stride + first + thread] = sum;
+    for (int j = 0; j < top_k; ++j)
+        sum = num::expert_add(e.routes.weights[t * top_k + j], results[j * kRowTile + thread], sum);
+    if (a.members > top_k)
+        sum = num::expert_add(num::sigmoid(e.shared_gate[t]), results[top_k * kRowTile + thread], sum);
+    e.out[t * e.stride + first + thread] = sum;
 }
 
 /// Bytes of dynamic shared memory that a block of experts_up_any may take beside its own.
@@ -287,48 +276,29 @@ void check_experts_limits(const StepLimits& l, const Card& card) {
 }
 
 void any_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream) {
-    UpTask a{.routed = e.routed,
-             .shared = e.shared,
-             .experts = e.routes.experts,
-             .x = e.x,
-             .act = e.act,
-             .shared_act = e.shared_act,
-             .stride = e.stride,
-             .shared_stride = e.shared_stride,
-             .top_k = e.routes.top_k,
-             .width = e.routed.rows / 2,
-             .shared_width = e.shared.rows / 2,
-             .units = 0,
-             .shared_units = 0,
-             .floats = false,
-             .codes = false,
-             .logits = e.logits,
-             .count = e.experts,
-             .chosen = e.routes.experts,
-             .weights = e.routes.weights};
+    UpTask a{.e = e, .width = e.routed.rows / 2, .shared_width = e.shared.rows / 2};
     const auto units_of = [](const MatrixView& m, int width) {
         const int acts = acts_per_unit(m.format, m.chunks);
         return (width + acts - 1) / acts;
     };
-    a.units = units_of(a.routed, a.width);
-    a.shared_units = units_of(a.shared, a.shared_width);
-    a.codes = (a.units && is_4bit(a.routed.format)) || (a.shared_units && is_4bit(a.shared.format));
-    a.floats = (a.units && !is_4bit(a.routed.format)) || (a.shared_units && !is_4bit(a.shared.format));
-    const int pitch = plane_pitch(a.units ? a.routed.chunks : a.shared.chunks);
+    a.units = units_of(e.routed, a.width);
+    a.shared_units = units_of(e.shared, a.shared_width);
+    a.codes = (a.units && is_4bit(e.routed.format)) || (a.shared_units && is_4bit(e.shared.format));
+    a.floats = (a.units && !is_4bit(e.routed.format)) || (a.shared_units && !is_4bit(e.shared.format));
+    const int pitch = plane_pitch(a.units ? e.routed.chunks : e.shared.chunks);
     const std::size_t bytes = up_bytes(static_cast<std::size_t>(pitch) *
                                        ((a.floats ? kFloatPlanes : 0) + (a.codes ? kCodePlanes : 0)));
     check_shared(bytes, card);
-    const int units = a.units * a.top_k + a.shared_units,
+    const int units = a.units * e.routes.top_k + a.shared_units,
               blocks = std::min((units + kWarps - 1) / kWarps, 4 * card.multiprocessors);
-    with_known(a.routed, a.shared, [&](auto known) {
+    with_known(e.routed, e.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        static const bool allowed = (allow_shared(experts_up_any<kKnown, false>, most_dynamic(card)),
-                                     allow_shared(experts_up_any<kKnown, true>, most_dynamic(card)), true);
-        static_cast<void>(allowed);
+        allow_shared_once<experts_up_any<kKnown, false>>(most_dynamic(card));
+        allow_shared_once<experts_up_any<kKnown, true>>(most_dynamic(card));
         // Experts chosen by a kernel of their own: that one must have ended before the kernel behind this one
         // reads them, early.
-        launch_pdl_if(a.logits, "experts_up",
-                      a.logits ? experts_up_any<kKnown, true> : experts_up_any<kKnown, false>,
+        launch_pdl_if(e.logits, "experts_up",
+                      e.logits ? experts_up_any<kKnown, true> : experts_up_any<kKnown, false>,
                       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(e.rows)), dim3(32 * kWarps),
                       bytes, stream, a);
     });
@@ -339,27 +309,17 @@ void any_experts_down(const ExpertsDown& e, const Card& card, cudaStream_t strea
         return (is_4bit(m.format) ? kCodePlanes : kFloatPlanes) * plane_pitch(m.chunks);
     };
     const int top_k = e.routes.top_k;
-    const DownTask a{.routed = e.routed,
-                     .shared = e.shared,
-                     .experts = e.routes.experts,
-                     .weights = e.routes.weights,
-                     .act = e.act,
-                     .shared_act = e.shared_act,
-                     .shared_gate = e.shared_gate,
-                     .out = e.out,
-                     .stride = e.stride,
-                     .top_k = top_k,
+    const DownTask a{.e = e,
                      .members = top_k + (e.shared.rows ? 1 : 0),
                      .staged = std::max(planes(e.routed), planes(e.shared))};
     int warps = std::min(a.members, kMostDownWarps);
-    const auto bytes_with = [&](int w) { return down_bytes(w, static_cast<std::size_t>(a.staged), a.top_k); };
+    const auto bytes_with = [&](int w) { return down_bytes(w, static_cast<std::size_t>(a.staged), top_k); };
     while (warps > 1 && bytes_with(warps) > most_dynamic(card)) --warps;
     check_shared(bytes_with(warps), card);
-    const auto tiles = static_cast<unsigned>(padded_rows(a.routed.rows) / kRowTile);
-    with_known(a.routed, a.shared, [&](auto known) {
+    const auto tiles = static_cast<unsigned>(padded_rows(e.routed.rows) / kRowTile);
+    with_known(e.routed, e.shared, [&](auto known) {
         constexpr int kKnown = decltype(known)::value;
-        static const bool allowed = (allow_shared(experts_down_any<kKnown>, card.shared_per_block), true);
-        static_cast<void>(allowed);
+        allow_shared_once<experts_down_any<kKnown>>(card.shared_per_block);
         launch_pdl("experts_down", experts_down_any<kKnown>, dim3(tiles, static_cast<unsigned>(e.rows)),
                    dim3(static_cast<unsigned>(32 * warps)), bytes_with(warps), stream, a);
     });

@@ -13,15 +13,8 @@ constexpr int kMostDownWarps = 2 * (kMostDownChoices + 1);  ///< 88 registers a 
 constexpr int kDownRows = static_cast<int>(kRowTile) / 2, kValuePitch = 20;
 
 struct DownTask {
+    ExpertsDown e;
     Groups routed, shared;
-    const std::int32_t* experts;
-    const float* weights;
-    const float* act;
-    const float* shared_act;
-    const float* shared_gate;
-    float* out;
-    std::int64_t stride;
-    int top_k, rows;  ///< output rows
 };
 
 /// grid.x counts tiles of 16 output rows, grid.y the step's rows; a pair of warps for each expert, the shared
@@ -35,10 +28,11 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
                        kInput = planes_of<F> * plane_pitch(kDownChunks);
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, j = warp / 2,
                    half = warp % 2, t = blockIdx.y;
-    const auto top_k = static_cast<unsigned>(a.top_k), chosen = t * top_k;
+    const auto top_k = static_cast<unsigned>(a.e.routes.top_k), chosen = t * top_k;
     const bool shared = j == top_k;
     trigger_dependents();
-    const std::uint32_t group = shared ? 0u : static_cast<std::uint32_t>(__ldcg(a.experts + chosen + j));
+    const std::uint32_t group =
+        shared ? 0u : static_cast<std::uint32_t>(__ldcg(a.e.routes.experts + chosen + j));
     auto* inputs = reinterpret_cast<uint4*>(shared_bytes());  // [top_k + 1][kInput]
     auto* values =
         reinterpret_cast<float*>(inputs + (top_k + 1) * kInput);  // [2 * (top_k + 1)][kDownRows][kValuePitch]
@@ -48,7 +42,7 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
     const unsigned tile = blockIdx.x * unsigned{kRowTile}, first = tile + half * kDownRows, upper = lane / 16,
                    place = lane % 16;
     const float* x =
-        shared ? a.shared_act + std::size_t{t} * kColumns : a.act + std::size_t{chosen + j} * kColumns;
+        shared ? a.e.shared_act + std::size_t{t} * kColumns : a.e.act + std::size_t{chosen + j} * kColumns;
     const Groups m = shared ? a.shared : a.routed;
     const std::uint8_t* codes =
         m.codes + ((first + upper) * kCodePitch + place * kWord128) + std::uint64_t{group} * m.code_bytes;
@@ -63,8 +57,8 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
     wait_for_prerequisites();
     float weight = 0.0f, gate = 0.0f;  // of the first warp, which adds up
     if (warp == 0) {
-        if (lane < top_k) weight = a.weights[chosen + lane];
-        gate = a.shared_gate[t];
+        if (lane < top_k) weight = a.e.routes.weights[chosen + lane];
+        gate = a.e.shared_gate[t];
     }
     stage_whole<F, kDownChunks>(x, staged, static_cast<int>(32 * half + lane), 64);
     if (warp == 0) gate = num::sigmoid(gate);
@@ -92,36 +86,25 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
         if (i < top_k) sum = num::expert_add(w, results[i * kRowTile + place], sum);
     }
     sum = num::expert_add(gate, results[top_k * kRowTile + place], sum);
-    if (lane < kRowTile && tile + lane < static_cast<unsigned>(a.rows))
-        a.out[t * a.stride + tile + lane] = sum;
+    if (lane < kRowTile && tile + lane < static_cast<unsigned>(a.e.routed.rows))
+        a.e.out[t * a.e.stride + tile + lane] = sum;
 }
 
 }  // namespace
 
 void decode_experts_down(const ExpertsDown& e, cudaStream_t stream) {
-    const DownTask a{.routed = groups_of(e.routed),
-                     .shared = groups_of(e.shared),
-                     .experts = e.routes.experts,
-                     .weights = e.routes.weights,
-                     .act = e.act,
-                     .shared_act = e.shared_act,
-                     .shared_gate = e.shared_gate,
-                     .out = e.out,
-                     .stride = e.stride,
-                     .top_k = e.routes.top_k,
-                     .rows = e.routed.rows};
+    const DownTask a{.e = e, .routed = groups_of(e.routed), .shared = groups_of(e.shared)};
     with_format(e.routed.format, [&]<Format F>() {
         // More words of 16 bytes a lane are too many registers, and blocks of 128 columns another sum.
         if constexpr (FormatTraits<F>::kWords128 <= 2 && !FormatTraits<F>::kBlockScaled) {
-            const auto experts = static_cast<std::size_t>(a.top_k + 1);
+            const auto experts = static_cast<std::size_t>(e.routes.top_k + 1);
             const std::size_t bytes = experts * (planes_of<F> * plane_pitch(kDownChunks) * kWord128 +
                                                  (2 * kDownRows * kValuePitch + kRowTile) * sizeof(float));
-            static const bool allowed = (allow_shared(experts_down_decode<F>, 64 * 1024), true);
-            static_cast<void>(allowed);
-            launch_pdl(
-                "experts_down", experts_down_decode<F>,
-                dim3(static_cast<unsigned>(padded_rows(a.rows) / kRowTile), static_cast<unsigned>(e.rows)),
-                dim3(static_cast<unsigned>(64 * experts)), bytes, stream, a);
+            allow_shared_once<experts_down_decode<F>>(64 * 1024);
+            launch_pdl("experts_down", experts_down_decode<F>,
+                       dim3(static_cast<unsigned>(padded_rows(e.routed.rows) / kRowTile),
+                            static_cast<unsigned>(e.rows)),
+                       dim3(static_cast<unsigned>(64 * experts)), bytes, stream, a);
         }
     });
 }

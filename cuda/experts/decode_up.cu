@@ -23,18 +23,11 @@ constexpr int kMostUpWarps = 20;  ///< 96 registers a thread, and room for two b
 enum Barrier { kStaged = 1, kPlaced, kFound };  ///< kFound + n: choice n; all are below 16
 
 struct UpTask {
+    ExpertsUp e;
     Groups routed, shared;
-    const std::int32_t* experts;  ///< chosen already, when the kernel does not
-    const float* logits;
-    std::int32_t* chosen;
-    float* weights;
-    const float* x;
-    float* act;
-    float* shared_act;
-    std::int64_t stride, shared_stride;
-    int top_k, members;  ///< experts of a row: the chosen ones, and the shared one where there is one
-    int width, shared_width, count;  ///< `width`: intermediate rows held here; `count` of experts
-    int copies;                      ///< units of each expert that a block works on, 1 or 2
+    int members;              ///< experts of a row: the chosen ones, and the shared one where there is one
+    int width, shared_width;  ///< intermediate rows held here
+    int copies;               ///< units of each expert that a block works on, 1 or 2
 };
 
 /// What a block found out about its row.
@@ -47,33 +40,32 @@ struct Choice {
 
 /// The warp that chooses.
 __device__ __forceinline__ void choose(const UpTask& a, Choice& choice, int t, int lane) {
-    const float* logits = a.logits + std::int64_t{t} * a.count;
-    const int each = 32 * (1 + a.copies);
+    const int count = a.e.groups, top_k = a.e.routes.top_k, each = 32 * (1 + a.copies);
+    const float* logits = a.e.logits + std::int64_t{t} * count;
     LaneChoice mine;
-    const bool finite =
-        choose_by_warp<kRouteEach>(logits, a.count, a.top_k, mine, [&](int n, std::uint32_t id) {
-            if (lane == 0) choice.expert[n] = static_cast<std::int32_t>(id);
-            __syncwarp();
-            arrive_at(kFound + n, each);
-        });
+    const bool finite = choose_by_warp<kRouteEach>(logits, count, top_k, mine, [&](int n, std::uint32_t id) {
+        if (lane == 0) choice.expert[n] = static_cast<std::int32_t>(id);
+        __syncwarp();
+        arrive_at(kFound + n, each);
+    });
     int place = lane;
     if (finite) {
-        place = place_by_warp(mine, a.top_k);
+        place = place_by_warp(mine, top_k);
     } else {  // rare: the plain order of comparisons decides, and every weight is NaN
-        if (lane == 0) route_plainly(logits, a.count, a.top_k, choice.expert, choice.weights);
+        if (lane == 0) route_plainly(logits, count, top_k, choice.expert, choice.weights);
         __syncwarp();
 #pragma unroll 1
-        for (int n = 0; n < a.top_k; ++n) arrive_at(kFound + n, each);
+        for (int n = 0; n < top_k; ++n) arrive_at(kFound + n, each);
     }
     choice.place[lane] = place;
     __syncwarp();
-    arrive_at(kPlaced, 32 * (1 + a.top_k * a.copies));
+    arrive_at(kPlaced, 32 * (1 + top_k * a.copies));
     if (blockIdx.x != 0) return;
-    std::int32_t* ids = a.chosen + t * a.top_k;
-    float* weights = a.weights + t * a.top_k;
+    std::int32_t* ids = a.e.routes.experts + t * top_k;
+    float* weights = a.e.routes.weights + t * top_k;
     if (finite) {
-        weigh_by_warp(mine, place, a.top_k, ids, weights, choice.space);
-    } else if (lane < a.top_k) {
+        weigh_by_warp(mine, place, top_k, ids, weights, choice.space);
+    } else if (lane < top_k) {
         ids[lane] = choice.expert[lane];
         weights[lane] = choice.weights[lane];
     }
@@ -88,7 +80,8 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
     __shared__ Choice choice;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
     if (!kRoute || blockIdx.x != 0) trigger_dependents();  // the first block publishes the choice before
-    const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.members, workers = members * a.copies;
+    const int warp = thread / 32 - (kRoute ? 1 : 0), members = a.members, workers = members * a.copies,
+              top_k = a.e.routes.top_k;
     if constexpr (kRoute)
         if (warp < 0) {
             wait_for_prerequisites();
@@ -97,7 +90,7 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
     SumBuffer& buffer = reinterpret_cast<SumBuffer*>(shared_bytes())[warp];
     auto* staged = reinterpret_cast<uint4*>(reinterpret_cast<SumBuffer*>(shared_bytes()) + workers);
     const int copy = warp >= members, nth = copy ? warp - members : warp;
-    const bool shared = nth == a.top_k;
+    const bool shared = nth == top_k;
     const Groups m = shared ? a.shared : a.routed;
     const int width = shared ? a.shared_width : a.width,
               mine = (static_cast<int>(blockIdx.x) * a.copies + copy) * H;
@@ -106,13 +99,13 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
     std::uint32_t group = 0;
     if (!shared) wait_for_prerequisites();
     if constexpr (!kRoute)
-        if (!shared) group = static_cast<std::uint32_t>(a.experts[t * a.top_k + nth]);
+        if (!shared) group = static_cast<std::uint32_t>(a.e.routes.experts[t * top_k + nth]);
     // The warps of the last choices stage the input: before their weights when they have to wait for the
     // choice.
-    const int late = a.top_k / 2, stagers = a.top_k - late;
+    const int late = top_k / 2, stagers = top_k - late;
     const bool stages = !shared && nth >= late;
     const auto stage = [&] {
-        stage_whole<F, kChunks>(a.x + std::int64_t{t} * (kChunks * num::kChunk), staged,
+        stage_whole<F, kChunks>(a.e.x + std::int64_t{t} * (kChunks * num::kChunk), staged,
                                 32 * (nth - late + copy * stagers) + lane, 32 * stagers * a.copies);
     };
     if (kRoute && stages) {
@@ -156,11 +149,11 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
     int place = nth;
     if constexpr (kRoute)
         if (!shared) {
-            wait_at(kPlaced, 32 * (1 + a.top_k * a.copies));
+            wait_at(kPlaced, 32 * (1 + top_k * a.copies));
             place = choice.place[nth];
         }
-    float* act =
-        shared ? a.shared_act + t * a.shared_stride : a.act + (std::int64_t{t} * a.top_k + place) * a.stride;
+    float* act = shared ? a.e.shared_act + t * a.e.shared_stride
+                        : a.e.act + (std::int64_t{t} * top_k + place) * a.e.stride;
     if (any && lane < H) act[first + lane] = value;
 }
 
@@ -168,32 +161,20 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
 
 void decode_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream) {
     constexpr int kSets = kUpSets;
-    UpTask a{.routed = groups_of(e.routed),
+    UpTask a{.e = e,
+             .routed = groups_of(e.routed),
              .shared = groups_of(e.shared),
-             .experts = e.routes.experts,
-             .logits = e.logits,
-             .chosen = e.routes.experts,
-             .weights = e.routes.weights,
-             .x = e.x,
-             .act = e.act,
-             .shared_act = e.shared_act,
-             .stride = e.stride,
-             .shared_stride = e.shared_stride,
-             .top_k = e.routes.top_k,
              .members = e.routes.top_k + (e.shared.rows ? 1 : 0),
              .width = e.routed.rows / 2,
              .shared_width = e.shared.rows / 2,
-             .count = e.experts,
              .copies = 1};
     with_format_of(CommonFormats{}, e.routed.format, [&]<Format F>() {
         constexpr auto most_bytes = [](int workers) {
             return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
                    std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kWord128;
         };
-        static const bool allowed =
-            (allow_shared(experts_up_decode<F, kSets, true>, most_bytes(kMostUpWarps)),
-             allow_shared(experts_up_decode<F, kSets, false>, most_bytes(kMostUpWarps)), true);
-        static_cast<void>(allowed);
+        allow_shared_once<experts_up_decode<F, kSets, true>>(most_bytes(kMostUpWarps));
+        allow_shared_once<experts_up_decode<F, kSets, false>>(most_bytes(kMostUpWarps));
         const int each = expert_rows(F) / 2, units = std::max(a.width, a.shared_width) / each;
         a.copies = units > card.multiprocessors ? 2 : 1;
         const int workers = a.copies * a.members;

@@ -27,18 +27,6 @@ using namespace cuda;
 
 __global__ void probe() {}
 
-/// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-std::string uuid_text(const cudaUUID_t& uuid) {
-    std::string text = "GPU";
-    for (int i = 0; i < 16; ++i) {
-        if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-        char two[3];
-        std::snprintf(two, sizeof two, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
-        text += two;
-    }
-    return text;
-}
-
 /// The device made current, its context with all modules loaded, and a check that kernels run on it.
 cudaDeviceProp open_device(int device) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // read when the context is made
@@ -76,10 +64,13 @@ cudaDeviceProp open_device(int device) {
     return properties;
 }
 
+/// Without rows where there is no matrix.
+MatrixView view_of(const Matrix* m) { return m ? cuda_matrix(*m).view() : MatrixView{}; }
+
 class CudaBackend : public Backend {
 public:
     explicit CudaBackend(const CudaOptions& options)
-        : properties_(open_device(options.device)), loader_(stream_.get()),
+        : device_(options.device), properties_(open_device(options.device)), loader_(stream_.get()),
           behind_(stream_.get(), options.device), replays_(stream_.get()) {
         card_ = {properties_.multiProcessorCount, properties_.sharedMemPerBlockOptin};
         launch("probe", probe, dim3(1), dim3(1), 0, stream_.get());
@@ -92,7 +83,7 @@ public:
         DeviceInfo d;
         d.backend = "cuda";
         d.name = properties_.name;
-        d.uuid = uuid_text(properties_.uuid);
+        d.uuid = gpu_uuid(device_);
         d.capability = std::to_string(properties_.major) + "." + std::to_string(properties_.minor);
         int version = 0;
         FTMPI_CUDA(cudaDriverGetVersion(&version));
@@ -299,23 +290,20 @@ public:
     void experts_up(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* x,
                     std::int64_t rows, float* act, std::int64_t stride, float* shared_act,
                     std::int64_t shared_stride) override {
-        traced([&] { return operation_name("experts_up", routed, shared); }, rows,
-               [&] {
-                   const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
-                                                        std::max(routed.cols, shared ? shared->cols : 0));
-                   cuda::experts_up(routed, shared, routes, x, rows, act, stride, shared_act, shared_stride,
-                                    card_, scratch(need), stream_.get());
-               });
+        route_up(nullptr, static_cast<int>(routed.groups), routed, shared, routes, x, rows, act, stride,
+                 shared_act, shared_stride);
     }
     void route_up(const float* logits, int experts, const Matrix& routed, const Matrix* shared,
                   const Routes& routes, const float* x, std::int64_t rows, float* act, std::int64_t stride,
                   float* shared_act, std::int64_t shared_stride) override {
-        traced([&] { return operation_name("route, experts_up", routed, shared); }, rows,
+        const char* const what = logits ? "route, experts_up" : "experts_up";
+        traced([&] { return operation_name(what, routed, shared); }, rows,
                [&] {
-                   const auto need = experts_up_scratch(rows, routes.top_k, routed.groups,
+                   const auto need = experts_up_scratch(rows, routes.top_k, experts,
                                                         std::max(routed.cols, shared ? shared->cols : 0));
-                   cuda::route_up(logits, experts, routed, shared, routes, x, rows, act, stride, shared_act,
-                                  shared_stride, card_, scratch(need), stream_.get());
+                   cuda::experts_up({view_of(&routed), view_of(shared), experts, routes, logits, x, rows, act,
+                                     shared_act, stride, shared_stride},
+                                    card_, scratch(need), stream_.get());
                });
     }
     void experts_down(const Matrix& routed, const Matrix* shared, const Routes& routes, const float* act,
@@ -325,7 +313,8 @@ public:
                [&] {
                    const auto need = experts_down_scratch(rows, routes.top_k, routed.groups, routed.cols,
                                                           shared ? shared->cols : 0, routed.rows);
-                   cuda::experts_down(routed, shared, routes, act, shared_act, shared_gate, rows, out, stride,
+                   cuda::experts_down({view_of(&routed), view_of(shared), static_cast<int>(routed.groups),
+                                       routes, act, shared_act, shared_gate, rows, out, stride},
                                       card_, scratch(need), stream_.get());
                });
     }
@@ -406,6 +395,7 @@ private:
         return first;
     }
 
+    int device_;
     cudaDeviceProp properties_;
     StreamHandle stream_;
     Arrays arrays_;

@@ -26,7 +26,9 @@ struct GpuFacts {
                         ///< atomics), "=none"
 };
 
-/// Throws Error(Exit::failure) when there is no such device.
+/// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx". Throws Error(Exit::failure) when there is no such device, as
+/// the next does.
+std::string gpu_uuid(int device);
 GpuFacts gpu_facts(int device);
 
 /// True when the kernel was compiled for cards that let a kernel start before the one before has ended, and
