@@ -263,8 +263,7 @@ Exit bench_command(const Options& given, mpi::Session& session) {
     std::vector<CaseFigures> figures;
     output.write(
         [&] {
-            for (const auto& t : times)
-                figures.push_back(figures_of(t, engine.config(), engine.shard_plan(), around));
+            for (const auto& t : times) figures.push_back(figures_of(t, engine.shard_plan(), around));
             return bench_summary(times, figures, around, seconds_since(begin));
         },
         stopped,

@@ -71,18 +71,41 @@ struct LayerCut {
     std::vector<Range> down;    ///< hidden rows of down, routed and shared
 };
 
-/// Bytes of one rank by group, planned or held. Weights are what stored_bytes() says of the rows it holds.
-struct RankBytes {
-    std::uint64_t embedding = 0, delta_net = 0, attention = 0, experts = 0, shared = 0, replicated = 0,
-                  head = 0;
-    std::uint64_t kv_cache = 0, recurrent_state = 0, rope = 0;
+/// Bytes of what a step works with, by group.
+template <class T> struct ModelBytes {
+    T embedding = 0, delta_net = 0, attention = 0, experts = 0, shared_expert = 0, replicated = 0, head = 0;
+    T kv_cache = 0, recurrent_state = 0;
+    T weights() const {
+        return embedding + delta_net + attention + experts + shared_expert + replicated + head;
+    }
+};
+
+/// Bytes of one rank, planned or held. Weights are what stored_bytes() says of the rows it holds.
+struct RankBytes : ModelBytes<std::uint64_t> {
+    std::uint64_t rope = 0;
     std::uint64_t workspace = 0;  ///< with the scratch of a backend
     std::uint64_t driver = 0;     ///< what a GPU's driver takes beside it
-    std::uint64_t weights() const {
-        return embedding + delta_net + attention + experts + shared + replicated + head;
-    }
     std::uint64_t arrays() const { return weights() + kv_cache + recurrent_state + rope + workspace; }
     std::uint64_t total() const { return arrays() + driver; }
+};
+
+/// Bytes that one rank reads in a decode step; its recurrent state is read and written, and counts twice.
+struct StepBytes : ModelBytes<double> {
+    double total() const { return weights() + kv_cache + recurrent_state; }
+};
+
+/// What decode steps of any size read on one rank. Weights are read once a step, without the padding of their
+/// row tiles.
+struct StepReads {
+    /// Experts: all of them. Embedding and recurrent state: of one sequence. Cache: of one token in it.
+    StepBytes unit;
+    double routed = 0;  ///< part of the experts that one sequence chooses
+
+    /// A step of `batch` sequences that hold `position` tokens each. Of the experts those that are chosen are
+    /// read: for several sequences the number to be expected when experts are chosen evenly.
+    StepBytes at(int batch, double position) const;
+    /// A token of one sequence at the beginning of its context.
+    double token() const { return at(1, 0).total(); }
 };
 
 /// Its groups by name, in the order of the table.
@@ -95,7 +118,7 @@ inline constexpr ByteGroup kByteGroups[] = {{"embedding", "embed", &RankBytes::e
                                             {"delta_net", "delta", &RankBytes::delta_net},
                                             {"attention", "attn", &RankBytes::attention},
                                             {"experts", "expert", &RankBytes::experts},
-                                            {"shared", "shared", &RankBytes::shared},
+                                            {"shared_expert", "shared", &RankBytes::shared_expert},
                                             {"replicated", "every", &RankBytes::replicated},
                                             {"head", "head", &RankBytes::head},
                                             {"kv_cache", "kv", &RankBytes::kv_cache},
@@ -123,7 +146,7 @@ struct ShardPlan {
     bool embedding_on_host = true;
     std::vector<RankBytes> bytes;  ///< one a rank
     std::vector<std::uint64_t> available;
-    std::vector<double> read_bytes;  ///< per decoded token at context 0, one a rank
+    std::vector<StepReads> reads;    ///< one a rank
     double seconds_per_token = 0;    ///< predicted at context 0; 0 = no bandwidth is known
     std::vector<std::string> notes;  ///< asked and given shares, ranks without work, what limited the context
 
@@ -133,7 +156,7 @@ struct ShardPlan {
     std::vector<double> asked;     ///< shares the policy asked for, adding up to 1
     std::vector<double>
         given;  ///< shares of the bytes that are cut, adding up to 1 (what is replicated left out)
-    std::vector<double> rank_seconds;  ///< read_bytes / bandwidth; 0 = unknown
+    std::vector<double> rank_seconds;  ///< of reads.token() at the bandwidth; 0 = unknown
     int exchanges = 0;                 ///< gathers of one decoded token that are waited for
     double exchange_seconds = 0;       ///< predicted cost of one
     bool whole_kv_groups = false;  ///< attention is cut only between key/value heads, so none is held twice
@@ -154,7 +177,7 @@ inline constexpr std::int64_t kSpeedContext = 8192;
 /// Every matrix is dealt in units by the same shares; what rounding takes from a rank in one layer it is owed
 /// in the next, so a single matrix is off by less than a unit and so is, in effect, the sum over all layers.
 /// Policies: even and shares do as told; memory seeks the cut with the largest context; speed the one with
-/// the least predicted time that holds the context. Prediction: the slowest rank's read_bytes / bandwidth,
+/// the least predicted time that holds the context. Prediction: the slowest rank's reads.token() / bandwidth,
 /// plus the gathers, four a layer (three with out_replicated) and one for the head. No gather is waited for
 /// when one rank holds every row (sole_rank). A rank whose bandwidth is unknown counts as the slowest known
 /// one; when none is known all are equal and no time is stated.
@@ -177,7 +200,17 @@ std::vector<Range> rows_held(const TensorRole& role, const ModelConfig& config, 
 ByRole<std::int64_t> most_rows_held(const ModelConfig& config, const ShardPlan& plan, int rank);
 
 /// The group of bytes that a tensor counts to.
-std::uint64_t RankBytes::*bytes_of(const TensorRole& role, const ShardPlan& plan);
+template <class T> T ModelBytes<T>::*bytes_of(const TensorRole& role, const ShardPlan& plan) {
+    if (role.cut == Cut::out && plan.out_replicated) return &ModelBytes<T>::replicated;
+    switch (role.group) {
+        case Group::attention: return &ModelBytes<T>::attention;
+        case Group::delta_net: return &ModelBytes<T>::delta_net;
+        case Group::experts: return &ModelBytes<T>::experts;
+        case Group::shared: return &ModelBytes<T>::shared_expert;
+        case Group::replicated: break;
+    }
+    return &ModelBytes<T>::replicated;
+}
 
 /// The rank that holds every row that is cut (rank 0 of one), or nothing. The others then only follow: nobody
 /// waits for them.

@@ -37,12 +37,22 @@ std::vector<double> flat(const std::vector<std::vector<double>>& rows) {
     return all;
 }
 
+struct NamedBytes {
+    const char* name;
+    double ModelBytes<double>::*bytes;
+};
+constexpr NamedBytes kStepGroups[] = {
+    {"delta_net", &StepBytes::delta_net},   {"attention", &StepBytes::attention},
+    {"experts", &StepBytes::experts},       {"shared_expert", &StepBytes::shared_expert},
+    {"replicated", &StepBytes::replicated}, {"head", &StepBytes::head},
+    {"embedding", &StepBytes::embedding},   {"recurrent_state", &StepBytes::recurrent_state},
+    {"kv_cache", &StepBytes::kv_cache}};
+
 std::string rank_name(std::size_t rank) { return "rank" + std::to_string(rank) + "_"; }
 
 }  // namespace
 
-CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const ShardPlan& plan,
-                       const Surroundings& around) {
+CaseFigures figures_of(const CaseTimes& times, const ShardPlan& plan, const Surroundings& around) {
     CaseFigures f;
     f.what = times.what;
     f.prefill_seconds = median(slowest(times.prefill_seconds)) / f.what.batch;
@@ -57,9 +67,8 @@ CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const 
     for (const auto& rank : times.gather_seconds) f.gather_median.push_back(median(rank));
     bool known = true;
     for (int r = 0; r < plan.ranks; ++r) {
-        f.bytes.push_back(
-            step_bytes(config, plan, r, f.what.batch,
-                       static_cast<double>(f.what.prompt) + static_cast<double>(f.what.decode) / 2));
+        f.bytes.push_back(plan.reads[static_cast<std::size_t>(r)].at(
+            f.what.batch, static_cast<double>(f.what.prompt) + static_cast<double>(f.what.decode) / 2));
         const double rate = around.read_bytes_per_second[static_cast<std::size_t>(r)];
         known = known && rate > 0;
         if (rate > 0) f.roofline_seconds = std::max(f.roofline_seconds, f.bytes.back().total() / rate);
@@ -147,8 +156,8 @@ std::string bench_json(const std::vector<CaseFigures>& cases, const Surroundings
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
             out += (r ? ",{" : "{") + std::string("\"gather_median_seconds\":") + number(f.gather_median[r]) +
                    ",\"bytes\":{";
-            for (const auto& [name, bytes] : f.bytes[r].groups())
-                out += "\"" + std::string(name) + "\":" + number(bytes) + ",";
+            for (const auto& [name, bytes] : kStepGroups)
+                out += "\"" + std::string(name) + "\":" + number(f.bytes[r].*bytes) + ",";
             out += "\"total\":" + number(f.bytes[r].total()) + "}}";
         }
         out += "]}";
@@ -179,8 +188,8 @@ SummaryRecord bench_summary(const std::vector<CaseTimes>& times, const std::vect
         if (f.roofline_seconds > 0) put(at + "roofline_share", f.roofline_share);
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
             put(at + rank_name(r) + "gather_median_seconds", f.gather_median[r]);
-            for (const auto& [group, bytes] : f.bytes[r].groups())
-                put(at + rank_name(r) + std::string(group) + "_bytes", bytes);
+            for (const auto& [group, bytes] : kStepGroups)
+                put(at + rank_name(r) + group + "_bytes", f.bytes[r].*bytes);
         }
     }
     for (const auto& t : times) {

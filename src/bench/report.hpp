@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../results.hpp"
-#include "bytes.hpp"
+#include "../shard.hpp"
 #include "measure.hpp"
 
 namespace ftmpi {
@@ -45,8 +45,7 @@ struct Surroundings {
     bool hash_on = false;                     ///< while measuring
 };
 
-CaseFigures figures_of(const CaseTimes& times, const ModelConfig& config, const ShardPlan& plan,
-                       const Surroundings& around);
+CaseFigures figures_of(const CaseTimes& times, const ShardPlan& plan, const Surroundings& around);
 
 /// The table for the screen.
 std::string bench_table(const std::vector<CaseFigures>& cases, const Surroundings& around);

@@ -30,11 +30,6 @@ std::vector<std::int64_t> flat(const std::vector<Range>& ranges) {
     return v;
 }
 
-/// "shared" is the shared expert's here.
-std::string name_of(const ByteGroup& group) {
-    return std::string(group.name) + (group.bytes == &RankBytes::shared ? "_expert_bytes" : "_bytes");
-}
-
 }  // namespace
 
 void add_allocated(const Engine& engine, SummaryRecord& summary) {
@@ -42,7 +37,7 @@ void add_allocated(const Engine& engine, SummaryRecord& summary) {
         const RankAllocated& h = engine.allocated()[r];
         const std::string rank = "rank" + std::to_string(r) + "_";
         for (const auto& group : kByteGroups)
-            summary.values.emplace_back(rank + "held_" + name_of(group),
+            summary.values.emplace_back(rank + "held_" + group.name + "_bytes",
                                         static_cast<double>(h.bytes.*group.bytes));
         summary.values.emplace_back(rank + "held_all_bytes", static_cast<double>(h.bytes.total()));
         summary.values.emplace_back(rank + "memory_free_at_end_bytes", static_cast<double>(h.free_bytes));
@@ -114,8 +109,9 @@ std::vector<Attributes> rows_of_ranks(const Engine& engine) {
         put("memory_free_bytes", std::to_string(f.device.free_bytes));
         put("memory_available_bytes", std::to_string(f.available));
         put("bandwidth_gb_per_s", std::to_string(f.gb_per_s));
-        for (const auto& group : kByteGroups) put(name_of(group).c_str(), std::to_string(b.*group.bytes));
-        put("read_bytes_per_token", std::to_string(plan.read_bytes[i]));
+        for (const auto& group : kByteGroups)
+            row.emplace_back(std::string(group.name) + "_bytes", std::to_string(b.*group.bytes));
+        put("read_bytes_per_token", std::to_string(plan.reads[i].token()));
         rows.push_back(std::move(row));
     }
     return rows;

@@ -1,6 +1,7 @@
 #include "cost.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ftmpi {
 
@@ -32,27 +33,29 @@ Workspace workspace_of(const ModelConfig& config, const ShardPlan& plan, int ran
     return w;
 }
 
+StepBytes StepReads::at(int batch, double position) const {
+    StepBytes read = unit;
+    read.experts *= batch == 1 ? routed : 1 - std::pow(1 - routed, batch);
+    read.embedding *= batch;
+    read.recurrent_state *= batch;
+    read.kv_cache *= batch * position;
+    return read;
+}
+
 namespace shard {
 namespace {
 
-/// Bytes held and bytes read for one token, added up together so that no matrix is counted in one and
-/// forgotten in the other.
-struct Sum {
+/// `rows` rows of each of the matrix's groups, as they are held and without the padding of their tiles.
+struct RowBytes {
+    std::uint64_t held = 0;
     double read = 0;
-
-    /// `rows` of each of the matrix's groups; `touched` is the part of them that one token reads.
-    std::uint64_t matrix(const MatrixSize& m, std::int64_t rows, double touched = 1) {
-        if (rows <= 0) return 0;
-        const auto padded = stored_bytes(m.format, m.groups, rows, m.cols);
-        read += touched * static_cast<double>(padded) * static_cast<double>(rows) /
-                static_cast<double>(padded_rows(rows));
-        return padded;
-    }
-    std::uint64_t floats(std::int64_t count) {
-        read += 4.0 * static_cast<double>(count);
-        return 4 * static_cast<std::uint64_t>(count);
-    }
 };
+RowBytes bytes_of_rows(const MatrixSize& m, std::int64_t rows) {
+    if (rows <= 0) return {};
+    const auto held = stored_bytes(m.format, m.groups, rows, m.cols);
+    return {held,
+            static_cast<double>(held) * static_cast<double>(rows) / static_cast<double>(padded_rows(rows))};
+}
 
 }  // namespace
 
@@ -60,9 +63,17 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
     const auto& config = sizes.config;
     const auto r = static_cast<std::size_t>(rank);
     const Family& family = family_of(config);
-    const double routed = config.experts ? static_cast<double>(config.top_k) / config.experts : 0;
     RankCost cost;
-    Sum sum;
+    StepBytes& unit = cost.reads.unit;
+    if (config.experts) cost.reads.routed = static_cast<double>(config.top_k) / config.experts;
+    // Held and read are added up together, so that no tensor is counted in one and forgotten in the other.
+    const auto add = [&](auto held, auto read, const RowBytes& bytes) {
+        cost.fixed.*held += bytes.held;
+        unit.*read += bytes.read;
+    };
+    const auto floats = [](std::int64_t n) {
+        return RowBytes{static_cast<std::uint64_t>(n) * 4, static_cast<double>(n) * 4};
+    };
     for (std::size_t l = 0; l < sizes.layers.size(); ++l) {
         const auto& layer = sizes.layers[l];
         const Range mixer = plan.layers[l].mixer[r];
@@ -72,34 +83,36 @@ RankCost cost_of(const ModelSizes& sizes, const ShardPlan& plan, int rank) {
             std::int64_t rows = 0;
             for (const Range& range : rows_held(role, config, plan.layers[l], r)) rows += range.size();
             if (role.role == Role::conv) channels = rows;
-            cost.fixed.*bytes_of(role, plan) += role.is_matrix()
-                                                    ? sum.matrix(layer[role.role], role.parts() * rows,
-                                                                 role.stored == Stored::experts ? routed : 1)
-                                                    : sum.floats(rows * role.cols(config));
+            add(bytes_of<std::uint64_t>(role, plan), bytes_of<double>(role, plan),
+                role.is_matrix() ? bytes_of_rows(layer[role.role], role.parts() * rows)
+                                 : floats(rows * role.cols(config)));
         }
         if (layer.kind == LayerKind::delta_net) {
             const auto state = value_head_range(config, mixer).size() * config.key_dim * config.value_dim +
                                (config.conv_taps - 1) * channels;
-            cost.fixed.recurrent_state += static_cast<std::uint64_t>(plan.slots * state) * 4;
-            sum.read += 2 * 4.0 * static_cast<double>(state);  // read and written for every token
+            const RowBytes bytes = floats(state);
+            cost.fixed.recurrent_state += bytes.held * static_cast<std::uint64_t>(plan.slots);
+            unit.recurrent_state += 2 * bytes.read;
         } else {
-            const auto kv = kv_heads_of(config, mixer).size();
-            cost.kv_per_token +=
-                static_cast<std::uint64_t>(plan.slots * 2 * kv * config.head_dim) * size_of(plan.kv);
+            const auto kv =
+                static_cast<std::uint64_t>(2 * kv_heads_of(config, mixer).size() * config.head_dim) *
+                size_of(plan.kv);
+            cost.kv_per_token += kv * static_cast<std::uint64_t>(plan.slots);
+            unit.kv_cache += static_cast<double>(kv);
             // cos and sin, half of them each, where heads are turned by them
             if (!mixer.empty()) cost.rope_per_token = static_cast<std::uint64_t>(config.rotary_dim) * 4;
         }
     }
-    cost.fixed.replicated += sum.floats(config.hidden);
-    cost.fixed.head += sum.matrix(sizes.head, plan.head[r].size());
+    add(&RankBytes::replicated, &StepBytes::replicated, floats(config.hidden));
+    add(&RankBytes::head, &StepBytes::head, bytes_of_rows(sizes.head, plan.head[r].size()));
 
-    // One row of the embedding is read for each token, from wherever it lies.
-    const double one_row = sizes.embedding.rows > 0 ? 1.0 / static_cast<double>(sizes.embedding.rows) : 0;
-    const auto embedding = sum.matrix(sizes.embedding, sizes.embedding.rows, one_row);
-    if (!plan.embedding_on_host) cost.fixed.embedding = embedding;
+    // A row of the embedding is read for each token, from wherever it lies.
+    unit.embedding = bytes_of_rows(sizes.embedding, 1).read;
+    if (!plan.embedding_on_host)
+        cost.fixed.embedding = bytes_of_rows(sizes.embedding, sizes.embedding.rows).held;
 
     cost.fixed.workspace = 4 * static_cast<std::uint64_t>(workspace_of(config, plan, rank).total());
-    cost.read_bytes = sum.read;
+    cost.read_bytes = cost.reads.token();
     return cost;
 }
 

@@ -5,12 +5,13 @@
 
 namespace ftmpi::shard {
 
-/// Bytes of one rank as a function of the context, and what it reads for one token.
+/// Bytes of one rank as a function of the context, and what its steps read.
 struct RankCost {
     RankBytes fixed;                 ///< kv_cache and rope are 0 here
     std::uint64_t kv_per_token = 0;  ///< a token of context, all slots
     std::uint64_t rope_per_token = 0;
-    double read_bytes = 0;
+    StepReads reads;
+    double read_bytes = 0;  ///< reads.token()
 
     std::uint64_t per_token() const { return kv_per_token + rope_per_token; }
     RankBytes at(std::int64_t context) const {

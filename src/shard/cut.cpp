@@ -82,18 +82,6 @@ ByRole<std::int64_t> most_rows_held(const ModelConfig& config, const ShardPlan& 
     return most;
 }
 
-std::uint64_t RankBytes::*bytes_of(const TensorRole& role, const ShardPlan& plan) {
-    if (role.cut == Cut::out && plan.out_replicated) return &RankBytes::replicated;
-    switch (role.group) {
-        case Group::attention: return &RankBytes::attention;
-        case Group::delta_net: return &RankBytes::delta_net;
-        case Group::experts: return &RankBytes::experts;
-        case Group::shared: return &RankBytes::shared;
-        case Group::replicated: break;
-    }
-    return &RankBytes::replicated;
-}
-
 std::optional<int> sole_rank(const ShardPlan& plan) {
     for (int sole = 0; sole < plan.ranks; ++sole) {
         const auto only = [&](const std::vector<Range>& ranges) {

@@ -187,7 +187,7 @@ ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request) {
         const auto& rank = request.ranks[i];
         plan.bytes.push_back(cut.costs[i].at(plan.context));
         plan.available.push_back(rank.bytes);
-        plan.read_bytes.push_back(cut.costs[i].read_bytes);
+        plan.reads.push_back(cut.costs[i].reads);
         plan.names.push_back(rank.name);
         plan.gb_per_s.push_back(problem.timed ? problem.bandwidth[i] / 1e9 : 0);
         plan.rank_seconds.push_back(problem.timed ? cut.costs[i].read_bytes / problem.bandwidth[i] : 0);

@@ -199,7 +199,7 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
         const auto i = static_cast<std::size_t>(r);
         const bool known = plan.gb_per_s[i] > 0;
         time.row({std::to_string(r), short_name(plan.names[i]),
-                  known ? number_text(plan.gb_per_s[i]) : "unknown", number_text(plan.read_bytes[i] / 1e6),
+                  known ? number_text(plan.gb_per_s[i]) : "unknown", number_text(plan.reads[i].token() / 1e6),
                   known ? number_text(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
     }
     text += time.text();
@@ -255,7 +255,7 @@ std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan) {
         out += "}, \"asked_share\": " + decimal(plan.asked[i]) +
                ", \"given_share\": " + decimal(plan.given[i]) + ", \"key_heads\": " + whole(held.groups) +
                ", \"query_heads\": " + whole(held.query_heads) + ", \"kv_heads\": " + whole(held.kv_heads) +
-               ", \"read_bytes_per_token\": " + decimal(plan.read_bytes[i]) +
+               ", \"read_bytes_per_token\": " + decimal(plan.reads[i].token()) +
                ", \"gb_per_s\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.gb_per_s[i]) : "null") +
                ", \"seconds\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.rank_seconds[i]) : "null") + "}" +
                (r + 1 < plan.ranks ? ",\n" : "\n");

@@ -33,7 +33,7 @@ public:
             const Inventory::Layer& layer = inventory_.layers()[i];
             to_.layers_[i].kind = layer.kind;
             for (const TensorRole& role : family_.roles(layer.kind))
-                in(bytes_of(role, plan_),
+                in(bytes_of<std::uint64_t>(role, plan_),
                    [&] { load(role, layer[role.role], plan_.layers[i], to_.layers_[i]); });
             checkpoint_.drop_pages();  // of the scales and vectors too
             if (progress_) progress_(i + 1, to_.layers_.size() + 1);

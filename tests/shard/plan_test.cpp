@@ -56,9 +56,9 @@ BOOST_AUTO_TEST_CASE(bytes_read_for_a_token) {
     // 2383.4 MB by the arithmetic of the formats alone; ours adds row scales and keeps norms and convolution
     // in fp32.
     const auto plan = make_plan(sizes_of_35b(), fp8_request({card(80, 4800)}, Policy::speed));
-    BOOST_TEST(std::abs(plan.read_bytes[0] / 1e6 - 2383.4) < 0.01 * 2383.4, plan.read_bytes[0] / 1e6);
+    BOOST_TEST(std::abs(plan.reads[0].token() / 1e6 - 2383.4) < 0.01 * 2383.4, plan.reads[0].token() / 1e6);
     BOOST_TEST(plan.exchanges == 0);  // one rank gathers nothing
-    BOOST_TEST(std::abs(plan.seconds_per_token - plan.read_bytes[0] / 4800e9) < 1e-12);
+    BOOST_TEST(std::abs(plan.seconds_per_token - plan.reads[0].token() / 4800e9) < 1e-12);
     BOOST_TEST(plan.context == 262144);
     BOOST_TEST((plan.head[0] == Range{0, 248320}));
 }
@@ -76,11 +76,11 @@ BOOST_AUTO_TEST_CASE(a_model_of_attention_layers_alone) {
     // Matrices in BF16, norms in FP32.
     BOOST_TEST(plan.bytes[0].weights() ==
                static_cast<std::uint64_t>(2 * (48 * layer + 2 * 151936 * 2048) + 4 * (48 * vectors + 2048)));
-    BOOST_TEST(plan.bytes[0].shared == 0u);
+    BOOST_TEST(plan.bytes[0].shared_expert == 0u);
     BOOST_TEST(plan.bytes[0].delta_net == 0u);
     BOOST_TEST(plan.bytes[0].recurrent_state == 0u);
     // Read for a token: 8 of 128 experts, one row of the embedding.
-    BOOST_TEST(plan.read_bytes[0] ==
+    BOOST_TEST(plan.reads[0].token() ==
                2.0 * (48.0 * (layer - 120 * expert) + 151936 * 2048 + 2048) + 4.0 * (48 * vectors + 2048));
     // Keys and values of 4 heads of 128 in BF16.
     BOOST_TEST(plan.bytes[0].kv_cache == static_cast<std::uint64_t>(plan.context * 48 * 2 * 4 * 128 * 2));
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(bytes_held_are_those_of_the_rows) {
     const auto whole = make_plan(sizes, request_for_shares({1}));
     BOOST_TEST(plan.bytes[0].experts + plan.bytes[1].experts == whole.bytes[0].experts);
     BOOST_TEST(plan.bytes[0].head + plan.bytes[1].head == whole.bytes[0].head);
-    BOOST_TEST(plan.bytes[0].shared + plan.bytes[1].shared == whole.bytes[0].shared);
+    BOOST_TEST(plan.bytes[0].shared_expert + plan.bytes[1].shared_expert == whole.bytes[0].shared_expert);
 }
 
 BOOST_AUTO_TEST_CASE(what_lacks_memory_is_told_in_units_that_fit) {
