@@ -83,22 +83,6 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// A launch in clusters of `blocks` neighbours in x; attributes[0] says so.
-inline cudaLaunchConfig_t in_clusters(cudaLaunchAttribute* attributes, unsigned blocks, dim3 grid, dim3 block,
-                                      std::size_t shared_bytes, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = blocks;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = whole_words128(shared_bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 1;
-    return config;
-}
-
 /// Whether the kernel may be launched on this device in clusters of `blocks`: its code and the device know
 /// them, and the device has room for one, which a part of a card (MIG) need not have.
 template <class... Parameters>
@@ -107,29 +91,15 @@ bool takes_clusters(void (*kernel)(Parameters...), unsigned blocks, dim3 block, 
     FTMPI_CUDA(cudaGetDevice(&device));
     FTMPI_CUDA(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
     if (clusters == 0 || !has_pdl(reinterpret_cast<const void*>(kernel))) return false;
-    cudaLaunchAttribute attribute{};
+    cudaLaunchAttribute attributes[2]{};
     const cudaLaunchConfig_t config =
-        in_clusters(&attribute, blocks, dim3(blocks), block, shared_bytes, nullptr);
+        launch_config(attributes, false, blocks, dim3(blocks), block, shared_bytes, nullptr);
     int fit = 0;
     if (cudaOccupancyMaxActiveClusters(&fit, kernel, &config) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
     return fit > 0;
-}
-
-/// As launch_pdl_if(), in clusters of `blocks` neighbours in x, at most 8.
-template <class... Parameters, class... Arguments>
-void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned blocks, dim3 grid,
-                     dim3 block, std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    cudaLaunchAttribute attributes[2]{};
-    cudaLaunchConfig_t config = in_clusters(attributes, blocks, grid, block, shared_bytes, stream);
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    if (early) config.numAttrs = 2;
-    check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx",
-          __FILE__, what);
 }
 
 }  // namespace ftmpi::cuda

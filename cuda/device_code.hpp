@@ -17,23 +17,44 @@ namespace ftmpi::cuda {
 /// that must not go beyond what the block has.
 constexpr std::size_t whole_words128(std::size_t shared_bytes) { return (shared_bytes + 15) / 16 * 16; }
 
-/// launch() or launch_pdl().
-template <class... Parameters, class... Arguments>
-void launch_pdl_if(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                   std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+/// launch() or launch_pdl(), in clusters of `cluster` neighbours in x where that is more than one.
+inline cudaLaunchConfig_t launch_config(cudaLaunchAttribute (&attributes)[2], bool early, unsigned cluster,
+                                        dim3 grid, dim3 block, std::size_t shared_bytes,
+                                        cudaStream_t stream) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = whole_words128(shared_bytes);
     config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early && has_pdl(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+    config.attrs = attributes;
+    if (early) {
+        cudaLaunchAttribute& a = attributes[config.numAttrs++];
+        a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        a.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        cudaLaunchAttribute& a = attributes[config.numAttrs++];
+        a.id = cudaLaunchAttributeClusterDimension;
+        a.val.clusterDim.x = cluster;
+        a.val.clusterDim.y = a.val.clusterDim.z = 1;
+    }
+    return config;
+}
+template <class... Parameters, class... Arguments>
+void launch_clusters(bool early, const char* what, void (*kernel)(Parameters...), unsigned cluster, dim3 grid,
+                     dim3 block, std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    cudaLaunchAttribute attributes[2]{};
+    const cudaLaunchConfig_t config =
+        launch_config(attributes, early && has_pdl(reinterpret_cast<const void*>(kernel)), cluster, grid,
+                      block, shared_bytes, stream);
     check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "cudaLaunchKernelEx",
           __FILE__, what);
+}
+template <class... Parameters, class... Arguments>
+void launch_pdl_if(bool early, const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                   std::size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+    launch_clusters(early, what, kernel, 1, grid, block, shared_bytes, stream, arguments...);
 }
 
 /// Queues a kernel; `what` names it in an error. A grid without blocks is no launch.

@@ -49,15 +49,6 @@ bool route_in_up(const Call& c) {
 }
 bool route_by_warp(const Call& c) { return c.experts <= 2 * kMostRouted && c.top_k <= kMostChoices; }
 
-/// Most query heads of this rank that share a key/value head.
-int heads_together(const Attention& t) {
-    int most = 0;
-    for (int kv = 0; kv < t.kv_heads; ++kv) {
-        const int begin = (t.first_kv_head + kv) * t.group - t.first_query_head;
-        most = std::max(most, std::min(begin + t.group, t.query_heads) - std::max(begin, 0));
-    }
-    return most;
-}
 bool few_heads(const Call& c) { return c.one_a_slot && heads_together(*c.attention) <= kMostDecodeHeads; }
 
 bool delta_fixed(const Call& c) {
@@ -136,6 +127,15 @@ unsigned Call::formats() const {
 }
 
 bool few_rows_serve_experts(unsigned formats) { return (formats & ~kCommon) == 0 || formats == kF16; }
+
+int heads_together(const Attention& t) {
+    int most = 0;
+    for (int kv = 0; kv < t.kv_heads; ++kv) {
+        const int begin = (t.first_kv_head + kv) * t.group - t.first_query_head;
+        most = std::max(most, std::min(begin + t.group, t.query_heads) - std::max(begin, 0));
+    }
+    return most;
+}
 
 std::span<const KernelRow> kernel_table() { return table; }
 

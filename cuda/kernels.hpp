@@ -47,6 +47,9 @@ bool aligned(std::initializer_list<const void*> addresses);
 /// do not choose the experts themselves.
 bool few_rows_serve_experts(unsigned formats);
 
+/// Most query heads of this rank that share a key/value head.
+int heads_together(const Attention& t);
+
 /// What a choice depends on; of each operator its own part.
 struct Call {
     Operator op{};

@@ -2,6 +2,8 @@
 // a warp.
 #pragma once
 
+#include <algorithm>
+
 #include "../kernels.hpp"
 #include "../mixers.cuh"
 
@@ -182,6 +184,56 @@ void attention_prefill(const Attention& attention, const Rows& rows, const float
 /// The same with fast numerics.
 void attention_prefill_bf16(const Attention& attention, const Rows& rows, const float* qg, float* out,
                             std::int64_t stride, cudaStream_t stream);
+
+/// A block of prefill: up to kQueries queries of a key/value head, of heads_at_once heads of neighbouring
+/// rows. Grid: row tiles from the last (the longest first), kv heads * head tiles.
+template <int kQueries> struct QueryBlock {
+    int kv, head0, heads_at_once, rows_at_once;
+    QueryHeads heads;
+    std::int64_t begin, end;  ///< rows
+
+    __device__ __forceinline__ QueryBlock(const Attention& t, std::int64_t count, int heads_at_once,
+                                          int head_tiles)
+        : kv(static_cast<int>(blockIdx.y) / head_tiles),
+          head0(static_cast<int>(blockIdx.y) % head_tiles * heads_at_once), heads_at_once(heads_at_once),
+          rows_at_once(kQueries / heads_at_once), heads(query_heads_of(t, kv)),
+          begin(std::int64_t{gridDim.x - 1 - blockIdx.x} * rows_at_once),
+          end(begin + rows_at_once < count ? begin + rows_at_once : count) {}
+    /// Behind the rows of `first`'s slot.
+    __device__ __forceinline__ std::int64_t end_of_slot(const Row* rows, std::int64_t first) const {
+        std::int64_t next = first + 1;
+        while (next < end && rows[next].slot == rows[first].slot) ++next;
+        return next;
+    }
+    /// Says in s.position and s.vector which queries of rows [first, next) there are.
+    template <class Shared>
+    __device__ __forceinline__ void name_queries(Shared& s, const Attention& t, const Row* rows,
+                                                 std::int64_t first, std::int64_t next) const {
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread >= kQueries) return;
+        const std::int64_t row = first + thread / heads_at_once;
+        const int head = head0 + thread % heads_at_once;
+        const bool there = thread < rows_at_once * heads_at_once && row < next && head < heads.count;
+        s.position[thread] = there ? rows[row].position : -1;
+        s.vector[thread] = there ? static_cast<int>(row * t.query_heads + heads.first + head) : 0;
+    }
+};
+
+/// Launches QueryBlocks; `more`: what the kernel takes behind what all of them take.
+template <int kQueries, class... Parameters, class... More>
+void launch_queries(const char* what, void (*kernel)(Parameters...), int threads, std::size_t shared_bytes,
+                    const Attention& t, const Rows& rows, const float* qg, float* out, std::int64_t stride,
+                    cudaStream_t stream, More... more) {
+    const int most = heads_together(t), heads_at_once = std::min(most, kQueries),
+              head_tiles = (most + heads_at_once - 1) / heads_at_once;
+    const std::int64_t rows_at_once = kQueries / heads_at_once;
+    allow_shared(kernel, shared_bytes);
+    launch(what, kernel,
+           dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
+                static_cast<unsigned>(t.kv_heads * head_tiles)),
+           dim3(static_cast<unsigned>(threads)), shared_bytes, stream, t, rows.device, rows.count(), qg, out,
+           stride, heads_at_once, head_tiles, more...);
+}
 
 /// Calls f with the cache's type as a constant.
 template <class F> void with_kv_type(KvType type, F f) {

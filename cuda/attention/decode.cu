@@ -275,11 +275,9 @@ void attention_decode(const Attention& t, const Rows& rows, const float* qg, con
                       cudaStream_t stream, bool clusters) {
     check_scratch("attention", attention_decode_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity),
                   scratch);
-    int most_heads = 1;
     unsigned kv_bits = 0;
-    for (int kv = 0; kv < t.kv_heads; ++kv) most_heads = std::max(most_heads, query_heads_of(t, kv).count);
     while (1 << kv_bits < t.kv_heads) ++kv_bits;
-    const std::int64_t across = blocks_across(most_heads), tickets = across * t.kv_heads;
+    const std::int64_t across = blocks_across(std::max(1, heads_together(t))), tickets = across * t.kv_heads;
     check_decode_heads(t.kv_heads);
     const std::int64_t batch = batch_of(t, rows.count(), tickets);
     std::size_t bytes = 0;

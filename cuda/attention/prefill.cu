@@ -9,8 +9,6 @@
 //
 // Sums are in the order of num::ordered_sum (numerics.hpp).
 // Pieces merge as in FlashAttention (arXiv 2205.14135), in rising order.
-#include <algorithm>
-
 #include "attention.cuh"
 
 namespace ftmpi::cuda {
@@ -232,26 +230,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     Shared& s = *reinterpret_cast<Shared*>(shared_bytes());
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int dim = t.head_dim, chunks = (dim + num::kChunk - 1) / num::kChunk;
-    const int kv = static_cast<int>(blockIdx.y) / head_tiles,
-              head0 = static_cast<int>(blockIdx.y) % head_tiles * heads_at_once;
-    const QueryHeads heads = query_heads_of(t, kv);
-    if (head0 >= heads.count) return;
-    const int rows_at_once = kQueries / heads_at_once;
-    const std::int64_t begin = std::int64_t{gridDim.x - 1 - blockIdx.x} * rows_at_once;
-    const std::int64_t end = begin + rows_at_once < count ? begin + rows_at_once : count;
+    const QueryBlock<kQueries> block(t, count, heads_at_once, head_tiles);
+    if (block.head0 >= block.heads.count) return;
     const float *a = &s.queries[lane / 8][0], *w = &s.weights[lane / 8][0],
                 *b = &s.tile[0][warp * 64 + lane % 8 * 4];
 
-    for (std::int64_t first = begin, next; first < end; first = next) {  // neighbours of one slot
-        for (next = first + 1; next < end && rows[next].slot == rows[first].slot; ++next) {}
+    for (std::int64_t first = block.begin, next; first < block.end; first = next) {  // neighbours of one slot
+        next = block.end_of_slot(rows, first);
         __syncthreads();
-        if (thread < kQueries) {
-            const std::int64_t row = first + thread / heads_at_once;
-            const int head = head0 + thread % heads_at_once;
-            const bool there = thread < rows_at_once * heads_at_once && row < next && head < heads.count;
-            s.position[thread] = there ? rows[row].position : -1;
-            s.vector[thread] = there ? static_cast<int>(row * t.query_heads + heads.first + head) : 0;
-        }
+        block.name_queries(s, t, rows, first, next);
         __syncthreads();
         for (int q = warp * (kQueries / kWarps); q < (warp + 1) * (kQueries / kWarps); ++q) {
             if (s.position[q] >= 0)
@@ -260,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             else
                 for (int i = lane; i < chunks * num::kChunk; i += 32) s.queries[q][i] = 0.0f;
         }
-        const std::int64_t cache = cache_offset<kType>(t, rows[first].slot, kv);
+        const std::int64_t cache = cache_offset<kType>(t, rows[first].slot, block.kv);
         const char* keys = static_cast<const char*>(t.keys) + cache;
         const char* values = static_cast<const char*>(t.values) + cache;
         const int low = rows[first].position, high = rows[next - 1].position;
@@ -330,19 +317,10 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 void attention_prefill(const Attention& t, const Rows& rows, const float* qg, float* out, std::int64_t stride,
                        cudaStream_t stream) {
-    int most = 0;
-    for (int kv = 0; kv < t.kv_heads; ++kv) most = std::max(most, query_heads_of(t, kv).count);
-    const int heads_at_once = std::min(most, kQueries),
-              head_tiles = (most + heads_at_once - 1) / heads_at_once;
-    const std::int64_t rows_at_once = kQueries / heads_at_once;
     const bool aligned = reinterpret_cast<std::uintptr_t>(out) % 16 == 0 && stride % 4 == 0;
     with_kv_type(t.kv, [&](auto type) {
-        allow_shared(attend_prefill<type()>, sizeof(Shared));
-        launch("attend_prefill", attend_prefill<type()>,
-               dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
-                    static_cast<unsigned>(t.kv_heads * head_tiles)),
-               dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride,
-               heads_at_once, head_tiles, aligned);
+        launch_queries<kQueries>("attend_prefill", attend_prefill<type()>, kThreads, sizeof(Shared), t, rows,
+                                 qg, out, stride, stream, aligned);
     });
 }
 

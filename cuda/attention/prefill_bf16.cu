@@ -7,8 +7,6 @@
 // arrive during the values' products of the one before, values during the scores'. Per piece and block 4.2e6
 // fma, 288 KB from shared memory (2300 clocks): at most 240e12 fma a second on 132 multiprocessors, half of
 // it expected: 8192 rows of 16 heads of 256 in 2.5 ms.
-#include <algorithm>
-
 #include "../gemm/tensor_cores.cuh"
 #include "attention.cuh"
 
@@ -60,13 +58,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4,
               w = lane % 4;
     const int dim = t.head_dim;
-    const int kv = static_cast<int>(blockIdx.y) / head_tiles,
-              head0 = static_cast<int>(blockIdx.y) % head_tiles * heads_at_once;
-    const QueryHeads heads = query_heads_of(t, kv);
-    if (head0 >= heads.count) return;
-    const int rows_at_once = kQueries / heads_at_once;
-    const std::int64_t begin = std::int64_t{gridDim.x - 1 - blockIdx.x} * rows_at_once;
-    const std::int64_t end = begin + rows_at_once < count ? begin + rows_at_once : count;
+    const QueryBlock<kQueries> block(t, count, heads_at_once, head_tiles);
+    if (block.head0 >= block.heads.count) return;
     const float score_scale = kType == KvType::fp8 ? t.scale * t.k_scale : t.scale;
     const float minus_infinity = num::float_of(0xff800000u);
 
@@ -78,17 +71,11 @@ __global__ void __launch_bounds__(kThreads, 2)
                    own_keys = shared_address(s.keys[key_down]), own_values = shared_address(s.values[down]);
     const int turn = lane & 7;
 
-    for (std::int64_t first = begin, next; first < end; first = next) {  // neighbours of one slot
-        for (next = first + 1; next < end && rows[next].slot == rows[first].slot; ++next) {}
+    for (std::int64_t first = block.begin, next; first < block.end; first = next) {  // neighbours of one slot
+        next = block.end_of_slot(rows, first);
         __syncthreads();
-        if (thread < kQueries) {
-            const std::int64_t row = first + thread / heads_at_once;
-            const int head = head0 + thread % heads_at_once;
-            const bool there = thread < rows_at_once * heads_at_once && row < next && head < heads.count;
-            s.position[thread] = there ? rows[row].position : -1;
-            s.vector[thread] = there ? static_cast<int>(row * t.query_heads + heads.first + head) : 0;
-        }
-        const std::int64_t cache = cache_offset<kType>(t, rows[first].slot, kv);
+        block.name_queries(s, t, rows, first, next);
+        const std::int64_t cache = cache_offset<kType>(t, rows[first].slot, block.kv);
         const char* keys = static_cast<const char*>(t.keys) + cache;
         const char* values = static_cast<const char*>(t.values) + cache;
         const int low = rows[first].position, high = rows[next - 1].position;
@@ -234,18 +221,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 void attention_prefill_bf16(const Attention& t, const Rows& rows, const float* qg, float* out,
                             std::int64_t stride, cudaStream_t stream) {
-    int most = 0;
-    for (int kv = 0; kv < t.kv_heads; ++kv) most = std::max(most, query_heads_of(t, kv).count);
-    const int heads_at_once = std::min(most, kQueries),
-              head_tiles = (most + heads_at_once - 1) / heads_at_once;
-    const std::int64_t rows_at_once = kQueries / heads_at_once;
     with_kv_type(t.kv, [&](auto type) {
-        allow_shared(attend_prefill_bf16<type()>, sizeof(Shared));
-        launch("attend_prefill_bf16", attend_prefill_bf16<type()>,
-               dim3(static_cast<unsigned>((rows.count() + rows_at_once - 1) / rows_at_once),
-                    static_cast<unsigned>(t.kv_heads * head_tiles)),
-               dim3(kThreads), sizeof(Shared), stream, t, rows.device, rows.count(), qg, out, stride,
-               heads_at_once, head_tiles);
+        launch_queries<kQueries>("attend_prefill_bf16", attend_prefill_bf16<type()>, kThreads, sizeof(Shared),
+                                 t, rows, qg, out, stride, stream);
     });
 }
 

@@ -42,22 +42,16 @@ Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts,
                  std::int64_t shared_inputs, std::int64_t cols, std::int64_t shared_cols,
                  std::int64_t result_rows, std::int64_t columns) {
     Layout l{};
-    std::size_t used = 0;
-    const auto take = [&](std::size_t bytes) {
-        void* p = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(base) + used);
-        used += (bytes + 255) / 256 * 256;
-        return p;
-    };
+    Parts parts(base);
     const std::int64_t choices = rows * top_k;
     l.most_tiles = most_tiles(rows, top_k, experts);
-    l.order = static_cast<std::int32_t*>(take(static_cast<std::size_t>(choices) * 4));
-    l.tile_count = static_cast<std::int32_t*>(take(4));
-    l.tiles = static_cast<ExpertTile*>(take(static_cast<std::size_t>(l.most_tiles) * sizeof(ExpertTile)));
+    l.order = parts.take<std::int32_t>(choices);
+    l.tile_count = parts.take<std::int32_t>(1);
+    l.tiles = parts.take<ExpertTile>(l.most_tiles);
     const auto coded = [&](std::int64_t n, std::int64_t c) {
-        const auto blocks = static_cast<std::size_t>(n * coded_chunks(c));
         CodedRows r;
-        r.codes = static_cast<uint4*>(take(blocks * 64));
-        r.units = static_cast<float*>(take(blocks * 4));
+        r.codes = parts.take<uint4>(4 * n * coded_chunks(c));
+        r.units = parts.take<float>(n * coded_chunks(c));
         return r;
     };
     l.coded = coded(inputs, cols);
@@ -65,8 +59,8 @@ Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts,
     const auto column = static_cast<std::size_t>(result_rows) * 4 * kTileRows;  // of 128 columns
     const auto whole = column * static_cast<std::size_t>((columns + kTileRows - 1) / kTileRows);
     l.result_bytes = std::max(std::min(whole, kMostResults), std::min(column, whole));
-    l.results = static_cast<float*>(take(l.result_bytes));
-    l.bytes = used;
+    l.results = parts.take<float>(static_cast<std::int64_t>(l.result_bytes / sizeof(float)));
+    l.bytes = parts.bytes();
     return l;
 }
 
@@ -129,6 +123,17 @@ void sort(const Routes& routes, std::int64_t rows, std::int64_t experts, bool an
            any_routed, any_shared, l.order, l.tiles, l.tile_count);
 }
 
+TileTask task_of(const MatrixView& routed, const MatrixView& shared, const Layout& l) {
+    TileTask a;
+    a.matrices[0].m = routed;
+    a.matrices[1].m = shared;
+    a.count = 2;
+    a.tiles = l.tiles;
+    a.tile_count = l.tile_count;
+    a.order = l.order;
+    return a;
+}
+
 void launch_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, const Layout& l,
                   cudaStream_t stream) {
     (is_4bit(format) ? gemm_4bit : gemm_exact)(kind, task, format, grid_rows, static_cast<int>(l.most_tiles),
@@ -169,15 +174,13 @@ std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t expe
 }
 
 void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream) {
-    TileTask a;
-    a.matrices[0].m = e.routed;
-    a.matrices[1].m = e.shared;
-    const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
+    const MatrixView &r = e.routed, &s = e.shared;
     const std::int64_t cols = r.rows ? r.cols : s.cols;
     const Layout l = layout_of(scratch.data, e.rows, e.routes.top_k, e.groups, e.rows, 0, cols, 0, 0, 0);
     sort(e.routes, e.rows, e.groups, r.rows > 0, s.rows > 0, l, stream);
     if ((r.rows && is_4bit(r.format)) || (s.rows && is_4bit(s.format)))
         code_rows(e.x, e.rows, cols, l.coded, stream);
+    TileTask a = task_of(r, s, l);
     a.matrices[0].out = e.act;
     a.matrices[0].stride = e.stride;
     a.matrices[1].out = e.shared_act;
@@ -186,20 +189,13 @@ void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream
         a.matrices[i].x = e.x;
         a.matrices[i].coded = l.coded;
     }
-    a.count = 2;
-    a.tiles = l.tiles;
-    a.tile_count = l.tile_count;
-    a.order = l.order;
     a.divisor = e.routes.top_k;
     const auto grid = [](int matrix_rows) { return (matrix_rows / 2 + kTileRows / 2 - 1) / (kTileRows / 2); };
     launch_sides(TileKind::up, a, grid(r.rows), grid(s.rows), l, stream);
 }
 
 void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t stream) {
-    TileTask a;
-    a.matrices[0].m = e.routed;
-    a.matrices[1].m = e.shared;
-    const MatrixView &r = a.matrices[0].m, &s = a.matrices[1].m;
+    const MatrixView &r = e.routed, &s = e.shared;
     const bool any_shared = s.rows > 0;
     const std::int64_t choices = e.rows * e.routes.top_k;
     const Layout l = layout_of(scratch.data, e.rows, e.routes.top_k, e.groups, choices, e.rows, r.cols,
@@ -212,6 +208,7 @@ void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t st
     const std::int64_t fit =
         static_cast<std::int64_t>(l.result_bytes) / (4 * (choices + e.rows)) / kTileRows * kTileRows;
     const std::int64_t slice = std::min(whole, fit);
+    TileTask a = task_of(r, s, l);
     a.matrices[0].x = e.act;
     a.matrices[0].coded = l.coded;
     a.matrices[0].out = l.results;
@@ -219,11 +216,6 @@ void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t st
     a.matrices[1].coded = l.shared_coded;
     a.matrices[1].out = l.results + choices * slice;
     a.matrices[0].stride = a.matrices[1].stride = slice;
-    a.count = 2;
-    a.tiles = l.tiles;
-    a.tile_count = l.tile_count;
-    a.order = l.order;
-    a.divisor = 1;
     a.most_rows = static_cast<int>(slice);
     for (std::int64_t first = 0; first < r.rows; first += slice) {
         a.first_row = static_cast<int>(first);
