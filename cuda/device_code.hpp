@@ -119,15 +119,11 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 
 /// 16 bytes that are read once: they pass by the first-level cache.
 __device__ __forceinline__ uint4 load_once(const void* p) {
-#if defined(__CUDA_ARCH__)
     uint4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
         : "l"(p));
     return v;
-#else
-    return *static_cast<const uint4*>(p);
-#endif
 }
 
 // Four elements of a chain, the first first.
@@ -145,43 +141,21 @@ __device__ __forceinline__ float4 rms_apply(float4 x, float scale, float4 weight
 /// Byte permute, default mode: nibble i of the selector picks byte 0..7 of {b, a}; its high bit replicates
 /// that byte's sign.
 __device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
-#if defined(__CUDA_ARCH__)
     std::uint32_t r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
     return r;
-#else
-    const std::uint64_t bytes = (static_cast<std::uint64_t>(b) << 32) | a;
-    std::uint32_t r = 0;
-    for (int i = 0; i < 4; ++i) {
-        const unsigned s = (selector >> (4 * i)) & 15u;
-        std::uint32_t v = static_cast<std::uint32_t>(bytes >> (8 * (s & 7u))) & 0xffu;
-        if (s & 8u) v = v & 0x80u ? 0xffu : 0u;
-        r |= v << (8 * i);
-    }
-    return r;
-#endif
 }
 
 /// c + sum of the products of four signed bytes.
 __device__ __forceinline__ int dot4(std::uint32_t a, std::uint32_t b, int c) {
-#if defined(__CUDA_ARCH__)
     return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
-#else
-    for (int i = 0; i < 32; i += 8) c += static_cast<std::int8_t>(a >> i) * static_cast<std::int8_t>(b >> i);
-    return c;
-#endif
 }
 
 /// The values of the two half precision numbers in `halves`, the lower one first; exact.
 __device__ __forceinline__ void decode_f16_pair(std::uint32_t halves, float& first, float& second) {
-#if defined(__CUDA_ARCH__)
     asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
         : "=f"(first), "=f"(second)
         : "r"(halves));
-#else
-    first = num::from_f16(static_cast<std::uint16_t>(halves));
-    second = num::from_f16(static_cast<std::uint16_t>(halves >> 16));
-#endif
 }
 
 /// The values of the two e4m3 codes (no NaN codes) in the lower half of `codes`, the lowest byte first.
@@ -225,45 +199,24 @@ __device__ __forceinline__ void decode_e2m1_signed(std::uint32_t codes, std::uin
 /// + 8.
 __device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, std::uint32_t a1,
                                                std::uint32_t b) {
-#if defined(__CUDA_ARCH__)
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
         : "r"(a0), "r"(a1), "r"(b), "r"(0));
-#else
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, w = lane % 4;
-    for (int i = 0; i < 4; ++i) c[i] = 0;
-    for (int k = 0; k < 4; ++k)
-        for (int i = 0; i < 4; ++i) {
-            const std::uint32_t from0 = __shfl_sync(kWholeWarp, a0, 4 * g + k),
-                                from1 = __shfl_sync(kWholeWarp, a1, 4 * g + k);
-            c[i] = dot4(i < 2 ? from0 : from1, __shfl_sync(kWholeWarp, b, 4 * (2 * w + i % 2) + k), c[i]);
-        }
-#endif
 }
 
 /// Copies 16 bytes from device to shared memory behind the thread's back, to be waited for by its groups in
 /// order.
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
-#if defined(__CUDA_ARCH__)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                      static_cast<unsigned>(__cvta_generic_to_shared(shared))),
                  "l"(global)
                  : "memory");
-#else
-    *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
-#endif
 }
-__device__ __forceinline__ void close_copy_group() {
-#if defined(__CUDA_ARCH__)
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Returns when all but the last N groups of this thread have arrived.
 template <int N> __device__ __forceinline__ void wait_copy_groups() {
-#if defined(__CUDA_ARCH__)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
 }
 
 }  // namespace ftmpi::cuda

@@ -39,10 +39,14 @@ __device__ __forceinline__ std::uint32_t word_of(const uint4& v, int i) {
 //   repaired(x, any)        an inner scale as stored: what becomes of it, and whether it is refused
 template <Format F> struct FormatTraits;
 
-template <> struct FormatTraits<Format::bf16> {
-    static constexpr int kWords128 = 4, kScaleChunks = 1;
+/// Chunks with a scale of their own, or without.
+template <int kWords, class InnerScale = void> struct ScaledChunks {
+    static constexpr int kWords128 = kWords, kScaleChunks = 1;
     static constexpr bool kBlockScaled = false;
-    using Scale = void;
+    using Scale = InnerScale;
+};
+
+template <> struct FormatTraits<Format::bf16> : ScaledChunks<4> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
         const std::uint32_t a = word_of(word, 2 * q), b = word_of(word, 2 * q + 1);
@@ -57,10 +61,7 @@ template <> struct FormatTraits<Format::bf16> {
 #endif
 };
 
-template <> struct FormatTraits<Format::f16> {
-    static constexpr int kWords128 = 4, kScaleChunks = 1;
-    static constexpr bool kBlockScaled = false;
-    using Scale = void;
+template <> struct FormatTraits<Format::f16> : ScaledChunks<4> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
         decode_f16_pair(word_of(word, 2 * q), w[0], w[1]);
@@ -72,10 +73,7 @@ template <> struct FormatTraits<Format::f16> {
 #endif
 };
 
-template <> struct FormatTraits<Format::f32> {
-    static constexpr int kWords128 = 8, kScaleChunks = 1;
-    static constexpr bool kBlockScaled = false;
-    using Scale = void;
+template <> struct FormatTraits<Format::f32> : ScaledChunks<8> {
 #ifdef __CUDACC__
     /// A word is one quad: q is 0.
     static __device__ __forceinline__ void decode(const uint4& word, int, float (&w)[4]) {
@@ -87,10 +85,7 @@ template <> struct FormatTraits<Format::f32> {
 #endif
 };
 
-template <> struct FormatTraits<Format::fp8_row> {
-    static constexpr int kWords128 = 2, kScaleChunks = 1;
-    static constexpr bool kBlockScaled = false;
-    using Scale = void;
+template <> struct FormatTraits<Format::fp8_row> : ScaledChunks<2> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode(const uint4& word, int q, float (&w)[4]) {
         decode_e4m3(word_of(word, q), w);
@@ -107,10 +102,8 @@ template <> struct FormatTraits<Format::fp8_block> : FormatTraits<Format::fp8_ro
     using Scale = std::uint32_t;  ///< the bits of a float
 };
 
-template <> struct FormatTraits<Format::nvfp4> {
-    static constexpr int kWords128 = 1, kScaleChunks = 1;
-    static constexpr bool kBlockScaled = false;
-    using Scale = std::uint16_t;  ///< e4m3 codes of both groups
+/// The scale: e4m3 codes of both groups.
+template <> struct FormatTraits<Format::nvfp4> : ScaledChunks<1, std::uint16_t> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
         decode_e4m3_pair(scale, s[0], s[1]);
@@ -133,10 +126,8 @@ template <> struct FormatTraits<Format::nvfp4> {
 #endif
 };
 
-template <> struct FormatTraits<Format::mxfp4> {
-    static constexpr int kWords128 = 1, kScaleChunks = 1;
-    static constexpr bool kBlockScaled = false;
-    using Scale = std::uint8_t;  ///< e8m0, of the whole chunk
+/// The scale: e8m0, of the whole chunk.
+template <> struct FormatTraits<Format::mxfp4> : ScaledChunks<1, std::uint8_t> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
         s[0] = num::from_e8m0(static_cast<std::uint8_t>(scale));

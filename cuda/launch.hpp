@@ -68,7 +68,6 @@ struct Card {
 }
 
 // ---- what the kernels can run
-// ---------------------------------------------------------------------------------------
 // Error(Exit::bad_input) for a model that the steps below would refuse, from what is known before its weights
 // are. Formats are not, so a matrix whose columns just fit in one format can still be refused in another, by
 // its step.
@@ -80,7 +79,6 @@ void check_experts_limits(const StepLimits& limits, const Card& card);
 // `early` below: the kernels are launched by launch_pdl(). The launch is the first since embed() that touches
 // these states or this cache, so that it may read them before the launches in between have ended.
 // ---- mixers
-// ---------------------------------------------------------------------------------------------------------
 /// qkv (T, W), z (T, U, N), b and a (T, U), out (T, stride).
 std::size_t delta_net_scratch(std::int64_t rows, int key_heads, int value_heads, int key_dim, int value_dim);
 void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const float* z, const float* b,
@@ -95,7 +93,6 @@ void attention(const Attention& attention, const Rows& rows, const float* qg, co
                bool early = false);
 
 // ---- matrices
-// -------------------------------------------------------------------------------------------------------
 /// x (T, `cols`).
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols);
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
@@ -139,7 +136,6 @@ std::size_t experts_down_scratch(std::int64_t rows, int top_k, std::int64_t expe
 void experts_down(const ExpertsDown& e, const Card& card, Scratch scratch, cudaStream_t stream);
 
 // ---- steps
-// ----------------------------------------------------------------------------------------------------------
 /// x[t] = table[rows[t].token], (T, H)
 void embed(const CudaMatrix& table, const Rows& rows, float* x, cudaStream_t stream);
 /// Backend::resolve_tokens(). `rows` travels with the launch, so there is no host memory that a step in

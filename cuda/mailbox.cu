@@ -20,7 +20,6 @@ constexpr int threads = 512;
 constexpr std::uint32_t spins_between_looks = 256;
 
 // --- memory that two GPUs see: system scope, never through L1
-// -----------------------------------------------
 
 using Address = unsigned long long;
 
@@ -103,7 +102,6 @@ __device__ std::uint64_t flagged(std::uint32_t value, std::uint32_t epoch) {
 __device__ std::uint32_t epoch_of(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 
 // --- columns
-// ------------------------------------------------------------------------------------------------
 
 struct Element {
     float* at;
@@ -151,7 +149,6 @@ __device__ void put(const GatherLayout& p, int source, std::uint32_t i, std::uin
 }
 
 // --- an exchange's begin and end
-// ------------------------------------------------------------------------------
 
 /// Epoch of this exchange. 0 is what memory holds before its first; leaving it out keeps the parity
 /// alternating.
@@ -296,7 +293,6 @@ __global__ void __launch_bounds__(threads)
 }
 
 // --- the test of the mapping
-// --------------------------------------------------------------------------------
 
 __device__ std::uint32_t pattern(int owner, int source, std::uint64_t i) {
     return (static_cast<std::uint32_t>(i) * 2654435761u) ^ static_cast<std::uint32_t>(i >> 13) ^
@@ -341,7 +337,6 @@ __global__ void count_wrong_kernel(const __grid_constant__ Mailboxes m, int rank
 }
 
 // --- one contiguous buffer
-// ------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(threads)
     pack_kernel(const __grid_constant__ GatherLayout p, const __grid_constant__ Tag tag, float* to,

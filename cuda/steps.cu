@@ -136,20 +136,17 @@ __global__ void rms_norm_rows(const float* x, const float* weight, float eps, st
     for (std::int64_t i = thread; i < width; i += threads) y[i] = num::rms_apply(x[i], scale, weight[i]);
 }
 
-__global__ void add_to(const float* h, const float* y, float* sum, std::int64_t n) {
+/// `wide`: in words of 16 bytes.
+__global__ void add_to(const float* h, const float* y, float* sum, std::int64_t n, bool wide) {
     const std::int64_t i = 4 * (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x);
-    if (i + 4 <= n) {
+    if (wide && i + 4 <= n) {
         float4 a = *reinterpret_cast<const float4*>(h + i);
         const float4 b = *reinterpret_cast<const float4*>(y + i);
         a.x = a.x + b.x, a.y = a.y + b.y, a.z = a.z + b.z, a.w = a.w + b.w;
         *reinterpret_cast<float4*>(sum + i) = a;
     } else {
-        for (std::int64_t k = i; k < n; ++k) sum[k] = h[k] + y[k];
+        for (std::int64_t k = i; k < i + 4 && k < n; ++k) sum[k] = h[k] + y[k];
     }
-}
-__global__ void add_single(const float* h, const float* y, float* sum, std::int64_t n) {
-    const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (i < n) sum[i] = h[i] + y[i];
 }
 
 /// One warp a row, as route_by_warp() says.
@@ -315,10 +312,9 @@ void route(const float* logits, std::int64_t rows, int experts, const Routes& ro
 }
 
 void add(const float* h, const float* y, float* sum, std::int64_t n, cudaStream_t stream) {
-    const bool wide = aligned({h, y, sum});
-    const std::int64_t each = wide ? 4 * kThreads : kThreads;
-    launch("add", wide ? add_to : add_single, dim3(static_cast<unsigned>((n + each - 1) / each)),
-           dim3(kThreads), 0, stream, h, y, sum, n);
+    constexpr std::int64_t kBlock = 4 * kThreads;
+    launch("add", add_to, dim3(static_cast<unsigned>((n + kBlock - 1) / kBlock)), dim3(kThreads), 0, stream,
+           h, y, sum, n, aligned({h, y, sum}));
 }
 
 std::size_t argmax_scratch(std::int64_t rows) {

@@ -70,11 +70,9 @@ template <KvType kType, int kCount> struct Stored {
     }
     /// Ties the elements to a loop's counter, so that they are not decoded ahead of the loop: that would take
     /// more registers than there are.
-    __device__ __forceinline__ void stay_in_loop([[maybe_unused]] int counter) {
-#if defined(__CUDA_ARCH__)
+    __device__ __forceinline__ void stay_in_loop(int counter) {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) asm("" : "+r"(w[i]) : "r"(counter));
-#endif
     }
     __device__ __forceinline__ void decode(float scale, float (&x)[kCount]) const {
         if constexpr (kType == KvType::fp32) {

@@ -100,9 +100,7 @@ __device__ __forceinline__ float warp_max_bits(float m) {
 /// wait on both sides.
 __device__ __forceinline__ unsigned take_ticket(unsigned* ticket) {
     unsigned before = 0;
-#if defined(__CUDA_ARCH__)
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(ticket) : "memory");
-#endif
     return before;
 }
 

@@ -18,15 +18,11 @@ template <class T> __device__ __forceinline__ T* offset(T* p, unsigned index, un
 
 /// The compiler keeps what it is given here in a register, and does not make it again from where it came.
 __device__ __forceinline__ unsigned kept(unsigned x) {
-#if defined(__CUDA_ARCH__)
     asm volatile("" : "+r"(x));
-#endif
     return x;
 }
 template <class T> __device__ __forceinline__ T* kept(T* p) {
-#if defined(__CUDA_ARCH__)
     asm volatile("" : "+l"(p));
-#endif
     return p;
 }
 
@@ -34,7 +30,6 @@ template <class T> __device__ __forceinline__ T* kept(T* p) {
 /// the compiler would not move what else is to be asked for at the same time.
 template <int kBytes>
 __device__ __forceinline__ void copy_wanted(bool wanted, void* shared, const void* global, bool there) {
-#if defined(__CUDA_ARCH__)
     const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     const int bytes = there ? kBytes : 0, p = wanted;
     if constexpr (kBytes == 16)
@@ -49,7 +44,6 @@ __device__ __forceinline__ void copy_wanted(bool wanted, void* shared, const voi
                 to),
             "l"(global), "r"(bytes), "r"(p)
             : "memory");
-#endif
 }
 
 /// Eight elements of the cache on their way into shared memory, or zeros.

@@ -10,14 +10,10 @@ namespace ftmpi::cuda {
 
 // Named barriers: of some warps of a block; those that have something to say arrive, those that need it wait.
 __device__ __forceinline__ void wait_at(int barrier, int threads) {
-#if defined(__CUDA_ARCH__)
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#endif
 }
 __device__ __forceinline__ void arrive_at(int barrier, int threads) {
-#if defined(__CUDA_ARCH__)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#endif
 }
 
 /// Groups of one matrix and the distances from one to the next, of codes and scales in bytes.
@@ -34,19 +30,14 @@ inline Groups groups_of(const MatrixView& m) {
 // Weights that are on their way when a warp comes to the next barrier. load_once() is free to be asked for
 // behind it, where it is used: that costs the latency of memory once more.
 __device__ __forceinline__ uint4 load_now(const uint4* p) {
-#if defined(__CUDA_ARCH__)
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p)
                  : "memory");
     return v;
-#else
-    return *p;
-#endif
 }
 template <class T> __device__ __forceinline__ std::uint32_t load_now(const T* p) {
-#if defined(__CUDA_ARCH__)
     std::uint32_t v;
     if constexpr (sizeof(T) == 4) asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     if constexpr (sizeof(T) == 2)
@@ -56,9 +47,6 @@ template <class T> __device__ __forceinline__ std::uint32_t load_now(const T* p)
                      : "memory");
     if constexpr (sizeof(T) == 1) asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
-#else
-    return *p;
-#endif
 }
 
 /// Chunk `chunk` of a row, row r of f. `codes` is its first piece, the others are `between` bytes apart.

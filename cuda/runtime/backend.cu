@@ -243,11 +243,7 @@ public:
     }
     void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t width,
                   float* y) override {
-        traced([&] { return std::string("norm"); }, rows,
-               [&] {
-                   cuda::norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows,
-                              stream_.get());
-               });
+        norm({.from = x, .weight = weight, .eps = eps, .width = width, .out = y}, rows);
     }
     void project(std::span<const Projection> to, const float* x, std::int64_t rows) override {
         traced([&] { return operation_name(to); }, rows,
