@@ -1,13 +1,13 @@
 #include "config.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
 
+#include "config/family.hpp"
 #include "config/json_object.hpp"
 #include "config/quantization.hpp"
 #include "digest.hpp"
@@ -15,21 +15,6 @@
 
 namespace ftmpi {
 namespace {
-
-/// What the configurations of a model type say, beside what those of all types say.
-struct ModelType {
-    std::string_view name;
-    std::string_view text_type;  ///< of text_config; empty: the text model's keys are at the top
-    bool delta_net;              ///< layer_types, linear_*
-    bool shared_expert, output_gate;
-    bool partial_rotary;  ///< partial_rotary_factor; otherwise whole heads are rotated
-    bool norm_topk;       ///< norm_topk_prob may be absent: the family has no other way
-};
-constexpr std::array kModelTypes = {
-    ModelType{"qwen3_5_moe", "qwen3_5_moe_text", true, true, true, true, true},
-    ModelType{"qwen3_5_moe_text", "", true, true, true, true, true},
-    ModelType{"qwen3_moe", "", false, false, false, false, false},
-};
 
 // Bounds far above any model, so that no product of sizes can leave 64 bits.
 constexpr std::int64_t kMaxWidth = 1 << 20;
@@ -40,14 +25,11 @@ constexpr std::int64_t kMaxHeadDim = 4096;
 constexpr std::int64_t kMaxExperts = 1 << 14;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 
-const ModelType& known_type(const JsonObject& root) {
+const Family& known_family(const JsonObject& root) {
     const auto name = root.text("model_type");
-    std::string known;
-    for (const ModelType& type : kModelTypes) {
-        if (type.name == name) return type;
-        known += (known.empty() ? "" : ", ") + std::string(type.name);
-    }
-    root.refuse("model_type", "is \"" + name + "\", which this program does not run", "known: " + known);
+    if (const Family* family = find_family(name)) return *family;
+    root.refuse("model_type", "is \"" + name + "\", which this program does not run",
+                "known: " + known_families());
 }
 
 /// A value that may stand in two places and must not differ.
@@ -58,11 +40,12 @@ std::optional<T> agreeing(const JsonObject& a, std::string_view key_a, std::opti
     return in_a ? in_a : in_b;
 }
 
-std::vector<LayerKind> read_layers(const JsonObject& text, const ModelType& type,
+std::vector<LayerKind> read_layers(const JsonObject& text, const Family& family,
                                    std::vector<std::string>& warnings) {
     const auto count = text.integer("num_hidden_layers", 1, kMaxLayers);
     std::vector<LayerKind> by_interval, layers;
-    if (!type.delta_net) by_interval.assign(static_cast<std::size_t>(count), LayerKind::attention);
+    if (!family.has(LayerKind::delta_net))
+        by_interval.assign(static_cast<std::size_t>(count), LayerKind::attention);
     else if (const auto interval = text.optional_integer("full_attention_interval", 1, kMaxLayers))
         for (std::int64_t i = 0; i < count; ++i)
             by_interval.push_back((i + 1) % *interval ? LayerKind::delta_net : LayerKind::attention);
@@ -71,9 +54,10 @@ std::vector<LayerKind> read_layers(const JsonObject& text, const ModelType& type
         return by_interval;
     }
     for (const auto& kind : text.texts("layer_types")) {
-        if (kind != "full_attention" && !(kind == "linear_attention" && type.delta_net))
+        if (kind != "full_attention" && !(kind == "linear_attention" && family.has(LayerKind::delta_net)))
             text.refuse("layer_types", "holds \"" + kind + "\"; known: " +
-                                           (type.delta_net ? "linear_attention, " : "") + "full_attention");
+                                           (family.has(LayerKind::delta_net) ? "linear_attention, " : "") +
+                                           "full_attention");
         layers.push_back(kind == "full_attention" ? LayerKind::attention : LayerKind::delta_net);
     }
     if (static_cast<std::int64_t>(layers.size()) != count)
@@ -111,7 +95,7 @@ void check_outer_rope(const JsonObject& root, const ModelConfig& config) {
         }
 }
 
-void read_rope(const JsonObject& text, const ModelType& type, ModelConfig& config) {
+void read_rope(const JsonObject& text, const Family& family, ModelConfig& config) {
     const auto rope = text.optional_object("rope_parameters")
                           .value_or(JsonObject({}, text.file(), text.name_of("rope_parameters.")));
     const bool nested = text.has("rope_parameters");
@@ -131,8 +115,8 @@ void read_rope(const JsonObject& text, const ModelType& type, ModelConfig& confi
 
     const std::string_view key = "partial_rotary_factor";
     const auto factor = agreeing(text, key, text.optional_number(key), rope, key, in_rope(key));
-    if (!factor && type.partial_rotary) text.refuse(key, "is missing, and so is " + rope.name_of(key));
-    if (!type.partial_rotary) {
+    if (!factor && family.partial_rotary) text.refuse(key, "is missing, and so is " + rope.name_of(key));
+    if (!family.partial_rotary) {
         if (factor && *factor != 1) text.refuse(key, "is not 1: whole heads are rotated in this family");
         if (config.head_dim % 2) text.refuse("head_dim", "is odd: its channels cannot be rotated in pairs");
         config.rotary_dim = config.head_dim;
@@ -146,20 +130,20 @@ void read_rope(const JsonObject& text, const ModelType& type, ModelConfig& confi
 }
 
 /// Keys of related models that change the computation; here only one value of each is right.
-void check_variants(const JsonObject& text, const ModelType& type) {
+void check_variants(const JsonObject& text, const Family& family) {
     const auto must_be = [&](std::string_view key, bool value) {
         if (const auto flag = text.optional_flag(key); flag && *flag != value)
             text.refuse(key, std::string("is ") + (value ? "false" : "true") +
                                  "; this program computes the model only with " + (value ? "true" : "false"));
     };
-    must_be("attn_output_gate", type.output_gate);
+    must_be("attn_output_gate", family.output_gate);
     must_be("attention_bias", false);
     must_be("qkv_bias", false);
     must_be("use_qk_norm", true);
     must_be("norm_topk_prob", true);
-    if (!type.norm_topk && !text.has("norm_topk_prob"))
+    if (!family.norm_topk && !text.has("norm_topk_prob"))
         text.refuse("norm_topk_prob", "is missing", "left out, it means false, which is not computed");
-    if (!type.shared_expert &&
+    if (!family.has(Role::shared_gate) &&
         text.optional_integer("shared_expert_intermediate_size", 0, kMaxWidth).value_or(0))
         text.refuse("shared_expert_intermediate_size", "is not 0: this family has no shared expert");
     must_be("use_sliding_window", false);
@@ -174,17 +158,17 @@ void check_variants(const JsonObject& text, const ModelType& type) {
     }
 }
 
-void read_geometry(const JsonObject& text, const ModelType& type, ModelConfig& c) {
+void read_geometry(const JsonObject& text, const Family& family, ModelConfig& c) {
     const auto small = [&](std::string_view key, std::int64_t high) {
         return static_cast<int>(text.integer(key, 1, high));
     };
     c.hidden = text.integer("hidden_size", 1, kMaxWidth);
     c.vocab = text.integer("vocab_size", 1, kMaxVocabulary);
-    c.layers = read_layers(text, type, c.warnings);
+    c.layers = read_layers(text, family, c.warnings);
     c.query_heads = small("num_attention_heads", kMaxHeads);
     c.kv_heads = small("num_key_value_heads", kMaxHeads);
     c.head_dim = small("head_dim", kMaxHeadDim);
-    if (type.delta_net) {
+    if (family.has(LayerKind::delta_net)) {
         c.key_heads = small("linear_num_key_heads", kMaxHeads);
         c.value_heads = small("linear_num_value_heads", kMaxHeads);
         c.key_dim = small("linear_key_head_dim", kMaxHeadDim);
@@ -194,7 +178,8 @@ void read_geometry(const JsonObject& text, const ModelType& type, ModelConfig& c
     c.experts = small("num_experts", kMaxExperts);
     c.top_k = small("num_experts_per_tok", kMaxExperts);
     c.expert_width = text.integer("moe_intermediate_size", 1, kMaxWidth);
-    if (type.shared_expert) c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
+    if (family.has(Role::shared_gate))
+        c.shared_width = text.integer("shared_expert_intermediate_size", 1, kMaxWidth);
     c.max_positions = text.integer("max_position_embeddings", 1, kMaxPositions);
     const double eps = text.number("rms_norm_eps");
     if (!(eps > 0 && eps < 1) || static_cast<float>(eps) == 0.0f)
@@ -207,7 +192,8 @@ void read_geometry(const JsonObject& text, const ModelType& type, ModelConfig& c
                                  std::to_string(part));
     };
     divides("num_attention_heads", c.query_heads, "num_key_value_heads", c.kv_heads);
-    if (type.delta_net) divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
+    if (family.has(LayerKind::delta_net))
+        divides("linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
     if (c.top_k > c.experts)
         text.refuse("num_experts_per_tok",
                     std::to_string(c.top_k) + " is more than num_experts " + std::to_string(c.experts));
@@ -343,16 +329,17 @@ ModelConfig load_config(const std::filesystem::path& directory) {
     const auto root = file.root();
     ModelConfig config;
     config.sha256 = hex(sha256(file.bytes()));
-    const ModelType& type = known_type(root);
-    config.model_type = type.name;
-    const bool flat = type.text_type.empty();
+    const Family& family = known_family(root);
+    config.model_type = family.model_type;
+    const bool flat = family.text_type.empty();
     const auto text = flat ? root : root.object("text_config");
-    if (const auto inner = text.optional_text("model_type"); !flat && inner && *inner != type.text_type)
-        text.refuse("model_type", "is \"" + *inner + "\" instead of \"" + std::string(type.text_type) + "\"");
+    if (const auto inner = text.optional_text("model_type"); !flat && inner && *inner != family.text_type)
+        text.refuse("model_type",
+                    "is \"" + *inner + "\" instead of \"" + std::string(family.text_type) + "\"");
 
-    check_variants(text, type);
-    read_geometry(text, type, config);
-    read_rope(text, type, config);
+    check_variants(text, family);
+    read_geometry(text, family, config);
+    read_rope(text, family, config);
     if (!flat) check_outer_rope(root, config);
     config.tied_embeddings = read_tied(root, text);
 

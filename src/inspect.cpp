@@ -12,9 +12,9 @@
 
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "config/family.hpp"
 #include "engine/open.hpp"
 #include "error.hpp"
-#include "family.hpp"
 
 namespace ftmpi {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config.hpp"
-#include "family.hpp"
+#include "config/family.hpp"
 #include "format.hpp"
 #include "options.hpp"
 #include "tensor.hpp"

@@ -11,7 +11,7 @@
 #include "backend.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
-#include "family.hpp"
+#include "config/family.hpp"
 #include "shard.hpp"
 
 namespace ftmpi {

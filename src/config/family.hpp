@@ -1,6 +1,7 @@
 // Model families as data: one row a tensor role, a layer kind is a list of rows, a family a list of kinds
 // with its names and switches. Inventory, sizes, cut, cost, byte groups, loader and step limits loop over the
-// rows. A family whose layers compute what others compute is rows in family.cpp and keys in config.cpp.
+// rows; config.cpp reads the keys that a family's rows and switches need. A family whose layers compute what
+// others compute is rows in family.cpp.
 #pragma once
 
 #include <array>
@@ -9,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "config.hpp"
+#include "../config.hpp"
 
 namespace ftmpi {
 
@@ -100,19 +101,28 @@ struct SkippedPart {
 
 struct Family {
     std::string_view model_type;
+    std::string_view text_type = {};  ///< of text_config; empty: the text model's keys are at the top
     std::span<const std::string_view> prefixes;  ///< of the text model; exactly one form in a checkpoint
-    std::span<const SkippedPart> skipped;
-    std::string_view embedding, final_norm;  ///< under the prefix
-    std::string_view layers;                 ///< under the prefix: "layers." + index + "."
-    std::string_view head;                   ///< at the root
-    bool zero_centred_norms;                 ///< RMSNorm multiplies by 1 + w
-    bool output_gate;                        ///< of attention: q_proj holds query and gate of each head
+    std::span<const SkippedPart> skipped = {};
+    std::string_view embedding = "embed_tokens", final_norm = "norm.weight";  ///< under the prefix
+    std::string_view layers = "layers.";  ///< under the prefix, before the index
+    std::string_view head = "lm_head";    ///< at the root
+    bool zero_centred_norms = false;      ///< RMSNorm multiplies by 1 + w
+    bool output_gate = false;             ///< of attention: q_proj holds query and gate of each head
+    bool partial_rotary = false;  ///< partial_rotary_factor is asked for; else whole heads are rotated
+    bool norm_topk = false;       ///< norm_topk_prob may be absent: the family has no other way
     std::span<const LayerRoles> kinds;
 
     std::span<const TensorRole> roles(LayerKind kind) const;
+    bool has(LayerKind kind) const;
+    bool has(Role role) const;  ///< in layers of any kind
 };
 
-/// The family of a model type; Error(bad_input) listing the known ones otherwise.
+/// The family of a model type; null when it is not known.
+const Family* find_family(std::string_view model_type);
+/// The model types that are known, as "a, b".
+std::string known_families();
+/// The family of a configuration that load_config() accepted.
 const Family& family_of(const ModelConfig& config);
 
 /// The part of a model that a tensor belongs to in any family: "text", or the name of a skipped part.

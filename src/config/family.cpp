@@ -1,6 +1,8 @@
 #include "family.hpp"
 
-#include "error.hpp"
+#include <algorithm>
+
+#include "../error.hpp"
 
 namespace ftmpi {
 namespace {
@@ -106,35 +108,58 @@ constexpr std::string_view kPrefixes[] = {"model.language_model.", "model."};
 constexpr std::string_view kPlainPrefix[] = {"model."};
 constexpr SkippedPart kSkipped[] = {{"vision", "model.visual."}, {"vision", "visual."}, {"mtp", "mtp."}};
 
-// clang-format off
+constexpr Family qwen35(std::string_view model_type, std::string_view text_type) {
+    return {.model_type = model_type,
+            .text_type = text_type,
+            .prefixes = kPrefixes,
+            .skipped = kSkipped,
+            .zero_centred_norms = true,
+            .output_gate = true,
+            .partial_rotary = true,
+            .norm_topk = true,
+            .kinds = kQwen35Kinds};
+}
 constexpr Family kFamilies[] = {
-    // type, prefixes, skipped, embedding, final norm, layers, head, norms are 1 + w, output gate, kinds
-    {"qwen3_5_moe", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
-     kQwen35Kinds},
-    {"qwen3_5_moe_text", kPrefixes, kSkipped, "embed_tokens", "norm.weight", "layers.", "lm_head", true, true,
-     kQwen35Kinds},
-    {"qwen3_moe", kPlainPrefix, {}, "embed_tokens", "norm.weight", "layers.", "lm_head", false, false,
-     kQwen3Kinds},
+    qwen35("qwen3_5_moe", "qwen3_5_moe_text"),
+    qwen35("qwen3_5_moe_text", ""),
+    {.model_type = "qwen3_moe", .prefixes = kPlainPrefix, .kinds = kQwen3Kinds},
 };
-// clang-format on
 
 }  // namespace
 
-const Family& family_of(const ModelConfig& config) {
+const Family* find_family(std::string_view model_type) {
+    for (const Family& family : kFamilies)
+        if (family.model_type == model_type) return &family;
+    return nullptr;
+}
+
+std::string known_families() {
     std::string known;
-    for (const Family& f : kFamilies) {
-        if (f.model_type == config.model_type) return f;
-        known += (known.empty() ? "" : ", ") + std::string(f.model_type);
-    }
-    throw Error(Exit::bad_input,
-                "config.json: model_type \"" + config.model_type + "\" is not one this program runs",
-                "known: " + known);
+    for (const Family& family : kFamilies)
+        known += (known.empty() ? "" : ", ") + std::string(family.model_type);
+    return known;
+}
+
+const Family& family_of(const ModelConfig& config) {
+    if (const Family* family = find_family(config.model_type)) return *family;
+    throw Error(Exit::failure, "model type " + config.model_type + " has no family");
 }
 
 std::span<const TensorRole> Family::roles(LayerKind kind) const {
     for (const LayerRoles& k : kinds)
         if (k.kind == kind) return k.roles;
     throw Error(Exit::failure, "model type " + std::string(model_type) + " has no layers of this kind");
+}
+
+bool Family::has(LayerKind kind) const {
+    return std::any_of(kinds.begin(), kinds.end(), [&](const LayerRoles& k) { return k.kind == kind; });
+}
+
+bool Family::has(Role role) const {
+    for (const LayerRoles& k : kinds)
+        for (const TensorRole& tensor : k.roles)
+            if (tensor.role == role) return true;
+    return false;
 }
 
 std::string_view part_of(std::string_view tensor) {
