@@ -63,60 +63,48 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
+/// Memory that Kind allocates and frees.
+template <class Kind> class OwnedMemory {
+public:
+    OwnedMemory() = default;
+    OwnedMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
+        if (bytes) check(Kind::allocate(&data_, bytes), Kind::call, __FILE__, what, bytes);
+    }
+    OwnedMemory(OwnedMemory&& o) noexcept { swap(o); }
+    OwnedMemory& operator=(OwnedMemory&& o) noexcept {
+        swap(o);
+        return *this;
+    }
+    ~OwnedMemory() {
+        if (data_) Kind::free(data_);
+    }
+    void* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    void swap(OwnedMemory& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+    }
+    void* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+struct PinnedKind {
+    static constexpr std::string_view call = "cudaHostAlloc";
+    static cudaError_t allocate(void** p, std::size_t bytes) {
+        return cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    }
+    static void free(void* p) { cudaFreeHost(p); }
+};
+struct DeviceKind {
+    static constexpr std::string_view call = "cudaMalloc";
+    static cudaError_t allocate(void** p, std::size_t bytes) { return cudaMalloc(p, bytes); }
+    static void free(void* p) { cudaFree(p); }
+};
 /// Page-locked host memory that kernels can read directly.
-class PinnedMemory {
-public:
-    PinnedMemory() = default;
-    PinnedMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
-        if (bytes)
-            FTMPI_CUDA_ALLOCATE(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                                what, bytes);
-    }
-    PinnedMemory(PinnedMemory&& o) noexcept { swap(o); }
-    PinnedMemory& operator=(PinnedMemory&& o) noexcept {
-        swap(o);
-        return *this;
-    }
-    ~PinnedMemory() {
-        if (data_) cudaFreeHost(data_);
-    }
-    void* data() const { return data_; }
-    std::size_t bytes() const { return bytes_; }
-
-private:
-    void swap(PinnedMemory& o) noexcept {
-        std::swap(data_, o.data_);
-        std::swap(bytes_, o.bytes_);
-    }
-    void* data_ = nullptr;
-    std::size_t bytes_ = 0;
-};
-
+using PinnedMemory = OwnedMemory<PinnedKind>;
 /// Device memory outside the backend's own count; not zeroed.
-class DeviceMemory {
-public:
-    DeviceMemory() = default;
-    DeviceMemory(std::size_t bytes, std::string_view what) : bytes_(bytes) {
-        if (bytes) FTMPI_CUDA_ALLOCATE(cudaMalloc(&data_, bytes), what, bytes);
-    }
-    DeviceMemory(DeviceMemory&& o) noexcept { swap(o); }
-    DeviceMemory& operator=(DeviceMemory&& o) noexcept {
-        swap(o);
-        return *this;
-    }
-    ~DeviceMemory() {
-        if (data_) cudaFree(data_);
-    }
-    void* data() const { return data_; }
-    std::size_t bytes() const { return bytes_; }
-
-private:
-    void swap(DeviceMemory& o) noexcept {
-        std::swap(data_, o.data_);
-        std::swap(bytes_, o.bytes_);
-    }
-    void* data_ = nullptr;
-    std::size_t bytes_ = 0;
-};
+using DeviceMemory = OwnedMemory<DeviceKind>;
 
 }  // namespace ftmpi::cuda
