@@ -141,6 +141,13 @@ template <> struct FormatTraits<Format::mxfp4> : ScaledChunks<1, std::uint8_t> {
 #endif
 };
 
+/// Before a template that host and device code call with functions of their own kind.
+#ifdef __CUDACC__
+#define FTMPI_ANY_EXECUTION _Pragma("nv_exec_check_disable")
+#else
+#define FTMPI_ANY_EXECUTION
+#endif
+
 template <Format... F> struct FormatList { static constexpr int kCount = sizeof...(F); };
 using Formats = FormatList<Format::bf16, Format::fp8_row, Format::fp8_block, Format::nvfp4, Format::mxfp4,
                            Format::f16, Format::f32>;
@@ -152,16 +159,12 @@ using CommonFormats =
 /// them.
 using OtherFormats = FormatList<Format::f16, Format::f32>;
 
-#ifdef __CUDACC__
-#pragma nv_exec_check_disable
-#endif
+FTMPI_ANY_EXECUTION
 template <class Function, Format... F> FTMPI_HD constexpr void for_each_of(FormatList<F...>, Function&& f) {
     (f.template operator()<F>(), ...);
 }
 /// f.operator()<F>() for every format F in the order of the list.
-#ifdef __CUDACC__
-#pragma nv_exec_check_disable
-#endif
+FTMPI_ANY_EXECUTION
 template <class Function> FTMPI_HD constexpr void for_each_format(Function&& f) { for_each_of(Formats{}, f); }
 
 // Kernels count formats by the enum's numbers (VecTask).
@@ -173,9 +176,7 @@ static_assert([] {
 }());
 
 /// f.operator()<F>() for the F of the list that `format` is; nothing, or a value of zero, for another one.
-#ifdef __CUDACC__
-#pragma nv_exec_check_disable
-#endif
+FTMPI_ANY_EXECUTION
 template <class Function, Format... Some>
 FTMPI_HD constexpr auto with_format_of(FormatList<Some...>, Format format, Function&& f) {
     using Result = decltype(f.template operator()<Format::bf16>());
@@ -188,9 +189,7 @@ FTMPI_HD constexpr auto with_format_of(FormatList<Some...>, Format format, Funct
     }
 }
 /// The same of all formats.
-#ifdef __CUDACC__
-#pragma nv_exec_check_disable
-#endif
+FTMPI_ANY_EXECUTION
 template <class Function> FTMPI_HD constexpr auto with_format(Format format, Function&& f) {
     return with_format_of(Formats{}, format, f);
 }

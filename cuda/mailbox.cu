@@ -73,28 +73,21 @@ struct Areas {
     __host__ __device__ std::size_t bytes() const { return bulk_at() + 2 * writers * std::size_t{bulk} * 4; }
 };
 
-__device__ Areas areas(const Mailboxes& m, int ranks) {
-    return {static_cast<std::size_t>(ranks - 1), m.words, m.bulk};
-}
+/// What `source` sends to `owner`, by the exchange's parity.
+struct Area {
+    std::uint64_t* words;  ///< its floats, then one word with the signature
+    std::uint64_t* flags;
+    float* bulk;
 
-/// What `source` sends to `owner`: its floats, then one word with the signature.
-__device__ std::uint64_t* word_area(const Mailboxes& m, int ranks, int owner, int source,
-                                    std::uint32_t parity) {
-    const Areas a = areas(m, ranks);
-    return reinterpret_cast<std::uint64_t*>(m.of_rank[owner]) +
-           (parity * a.writers + a.writer(owner, source)) * words_of(m.words);
-}
-__device__ std::uint64_t* flag_area(const Mailboxes& m, int ranks, int owner, int source,
-                                    std::uint32_t parity) {
-    const Areas a = areas(m, ranks);
-    return reinterpret_cast<std::uint64_t*>(m.of_rank[owner] + a.flags_at()) +
-           (parity * a.writers + a.writer(owner, source)) * max_blocks;
-}
-__device__ float* bulk_area(const Mailboxes& m, int ranks, int owner, int source, std::uint32_t parity) {
-    const Areas a = areas(m, ranks);
-    return reinterpret_cast<float*>(m.of_rank[owner] + a.bulk_at()) +
-           (parity * a.writers + a.writer(owner, source)) * m.bulk;
-}
+    __device__ Area(const Mailboxes& m, int ranks, int owner, int source, std::uint32_t parity) {
+        const Areas a{static_cast<std::size_t>(ranks - 1), m.words, m.bulk};
+        const std::size_t index = parity * a.writers + a.writer(owner, source);
+        std::byte* const at = m.of_rank[owner];
+        words = reinterpret_cast<std::uint64_t*>(at) + index * words_of(m.words);
+        flags = reinterpret_cast<std::uint64_t*>(at + a.flags_at()) + index * max_blocks;
+        bulk = reinterpret_cast<float*>(at + a.bulk_at()) + index * m.bulk;
+    }
+};
 
 __device__ std::uint64_t flagged(std::uint32_t value, std::uint32_t epoch) {
     return std::uint64_t{epoch} << 32 | value;
@@ -220,14 +213,14 @@ __global__ void __launch_bounds__(threads)
             flagged(is_last ? tag.signature : __float_as_uint(*element_of(p, p.rank, p.first + i).at), epoch);
         for (int k = 1; k < p.ranks; ++k) {
             const int peer = (p.rank + k) % p.ranks;
-            store_word(word_area(m, p.ranks, peer, p.rank, parity) + i, word);
+            store_word(Area(m, p.ranks, peer, p.rank, parity).words + i, word);
         }
     }
 
     Deadline deadline;
     for (int k = 1; k < p.ranks; ++k) {
         const int source = (p.rank + p.ranks - k) % p.ranks;
-        const std::uint64_t* const words = word_area(m, p.ranks, p.rank, source, parity);
+        const std::uint64_t* const words = Area(m, p.ranks, p.rank, source, parity).words;
         for (std::uint32_t i = thread; i <= p.count[source]; i += stride) {
             std::uint64_t word = load_word(words + i);
             bool given_up = false;
@@ -261,14 +254,14 @@ __global__ void __launch_bounds__(threads)
             const float4 v = take(p, p.rank, p.first + i, high - i);
             for (int k = 1; k < p.ranks; ++k) {
                 const int peer = (p.rank + k) % p.ranks;
-                store_four(bulk_area(m, p.ranks, peer, p.rank, parity) + i, v);
+                store_four(Area(m, p.ranks, peer, p.rank, parity).bulk + i, v);
             }
         }
     }
     __syncthreads();
     if (const int peer = static_cast<int>(threadIdx.x); peer < p.ranks && peer != p.rank) {
         __threadfence_system();
-        store_word(flag_area(m, p.ranks, peer, p.rank, parity) + blockIdx.x, flagged(tag.signature, epoch));
+        store_word(Area(m, p.ranks, peer, p.rank, parity).flags + blockIdx.x, flagged(tag.signature, epoch));
     }
 
     Deadline deadline;
@@ -276,14 +269,14 @@ __global__ void __launch_bounds__(threads)
         const int source = (p.rank + p.ranks - k) % p.ranks;
         bool given_up = false;
         if (threadIdx.x == 0) {
-            const std::uint64_t* const flag = flag_area(m, p.ranks, p.rank, source, parity) + blockIdx.x;
+            const std::uint64_t* const flag = Area(m, p.ranks, p.rank, source, parity).flags + blockIdx.x;
             std::uint64_t word = load_acquire(flag);
             while (epoch_of(word) != epoch && !(given_up = deadline.passed(m, tag, source)))
                 word = load_acquire(flag);
             if (!given_up) check_signature(m, tag, word, source);
         }
         if (__syncthreads_or(given_up)) break;
-        const float* const from = bulk_area(m, p.ranks, p.rank, source, parity);
+        const float* const from = Area(m, p.ranks, p.rank, source, parity).bulk;
         const std::uint32_t n = p.count[source], chunk = chunk_of(n);
         const std::uint32_t low = min(n, blockIdx.x * chunk), high = min(n, low + chunk);
         for (std::uint32_t i = low + 4 * threadIdx.x; i < high; i += 4 * threads)
@@ -305,12 +298,13 @@ template <class F> __device__ void each_word(const Mailboxes& m, int ranks, int 
                         stride = gridDim.x * std::uint64_t{threads};
     for (std::uint32_t parity = 0; parity < 2; ++parity) {
         const std::uint64_t words = 2 * std::uint64_t{words_of(m.words)}, salt = parity << 29;
-        auto* const at = reinterpret_cast<std::uint32_t*>(word_area(m, ranks, owner, source, parity));
+        const Area area(m, ranks, owner, source, parity);
+        auto* const at = reinterpret_cast<std::uint32_t*>(area.words);
         for (std::uint64_t i = thread; i < words; i += stride) f(at + i, pattern(owner, source, i + salt));
-        auto* const flag = reinterpret_cast<std::uint32_t*>(flag_area(m, ranks, owner, source, parity));
+        auto* const flag = reinterpret_cast<std::uint32_t*>(area.flags);
         for (std::uint64_t i = thread; i < 2 * max_blocks; i += stride)
             f(flag + i, pattern(owner, source, i + salt + 1));
-        auto* const bulk = reinterpret_cast<std::uint32_t*>(bulk_area(m, ranks, owner, source, parity));
+        auto* const bulk = reinterpret_cast<std::uint32_t*>(area.bulk);
         for (std::uint64_t i = thread; i < m.bulk; i += stride)
             f(bulk + i, pattern(owner, source, i + salt + 2));
     }

@@ -1,5 +1,5 @@
 // Private to attention's kernels: which queries read a key/value head, the cache's elements, norm and RoPE by
-// a warp.
+// a warp. Shapes of qg, k, v and out are those of launch.hpp.
 #pragma once
 
 #include <algorithm>

@@ -28,11 +28,10 @@ struct Middle {
     unsigned positions;       ///< capacity, rounded up to whole pieces
     unsigned pieces;
     unsigned kv_bits;  ///< of blockIdx.y that say the key/value head; the others say the first piece
-    float* scores;     ///< [row][query head][positions], -inf beyond the row's; only without clusters
-    float* outs;       ///< [row][query head][piece][head_dim]: sums of weight times value
-    float2*
-        stats;  ///< [row][query head][cta_rank][piece]: maximum and sum of weights, once for each cta_rank
-    unsigned* tickets;  ///< [row][kv head][blockIdx.x]
+    float* scores;     ///< (T, Q, positions), -inf beyond the row's; only without clusters
+    float* outs;       ///< (T, Q, pieces, D): sums of weight times value
+    float2* stats;  ///< (T, Q, kCtas, pieces): maximum and sum of weights, once for each rank in the cluster
+    unsigned* tickets;  ///< (T, K, gridDim.x)
 };
 
 template <KvType kType> struct Shared {

@@ -28,9 +28,8 @@ struct Runs {
 
 constexpr int kConvThreads = 128, kConvRows = 16;
 
-/// Convolution, SiLU and, for q and k, l2 normalisation of kConvRows rows of one head, to conv
-/// [rows][channels]; the last block in y does the gates [rows][value heads]. Grid: row tiles, q heads + k
-/// heads + v heads + 1, runs.
+/// Convolution, SiLU and, for q and k, l2 normalisation of kConvRows rows of one head, to conv (T, W); the
+/// last block in y does the gates (T, U). Grid: row tiles, q heads + k heads + v heads + 1, runs.
 __global__ void __launch_bounds__(kConvThreads)
     convolve_rows(DeltaNet net, Runs runs, const Row* rows, const float* qkv, const float* b, const float* a,
                   float* conv, float2* gates, float inverse_root) {

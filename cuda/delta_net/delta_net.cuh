@@ -1,5 +1,5 @@
 // Private to the Gated DeltaNet's kernels: the convolution window of a channel and the delta rule with its
-// chunks on lanes.
+// chunks on lanes. Shapes of qkv, z, b, a and out are those of launch.hpp.
 #pragma once
 
 #include "../kernels.hpp"
