@@ -61,16 +61,26 @@ std::byte* Exchange::outgoing(std::uint64_t bytes) {
 
 std::span<const std::byte> Exchange::incoming(int rank) const {
     const auto& block = in_[static_cast<std::size_t>(rank)];
-    Header header;
-    std::memcpy(&header, block.data(), sizeof header);
-    return {block.data() + sizeof header, header.bytes};
+    return {block.data() + sizeof(Header), header_of(block).bytes};
+}
+
+std::span<const std::byte> Exchange::incoming(int rank, std::uint64_t bytes, std::string_view name) {
+    const auto block = incoming(rank);
+    require_bytes(rank, block.size(), bytes, name);
+    return block;
+}
+
+void Exchange::require_bytes(int peer, std::uint64_t got, std::uint64_t expected, std::string_view name) {
+    if (got != expected)
+        fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " +
+                                      std::to_string(peer) + " sends " + std::to_string(got) +
+                                      " bytes where rank " + std::to_string(rank_) + " expects " +
+                                      std::to_string(expected)));
 }
 
 bool Exchange::has_come(int rank) const {
     if (rank == rank_ || std::find(missing_.begin(), missing_.end(), rank) != missing_.end()) return false;
-    Header mine, theirs;
-    std::memcpy(&mine, out_.data(), sizeof mine);
-    std::memcpy(&theirs, in_[static_cast<std::size_t>(rank)].data(), sizeof theirs);
+    const Header mine = header_of(out_), theirs = header_of(in_[static_cast<std::size_t>(rank)]);
     return theirs.call == mine.call && std::memcmp(theirs.name, mine.name, sizeof mine.name) == 0 &&
            theirs.bytes <= head_payload;
 }
@@ -132,12 +142,10 @@ void Exchange::wait(std::string_view name, std::size_t receives) {
 }
 
 void Exchange::compare_headers(std::string_view name) {
-    Header mine;
-    std::memcpy(&mine, out_.data(), sizeof mine);
+    const Header mine = header_of(out_);
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
-        Header theirs;
-        std::memcpy(&theirs, in_[static_cast<std::size_t>(peer)].data(), sizeof theirs);
+        Header theirs = header_of(in_[static_cast<std::size_t>(peer)]);
         theirs.name[sizeof theirs.name - 1] = '\0';
         if (theirs.call == mine.call && std::strcmp(theirs.name, mine.name) == 0) continue;
         if (theirs.name == leaving)
@@ -153,43 +161,31 @@ void Exchange::compare_headers(std::string_view name) {
     }
 }
 
-void Exchange::post_receive(std::byte* to, std::uint64_t bytes, int peer) {
+template <class Byte, class Call>
+void Exchange::post(Call call, Byte* at, std::uint64_t bytes, int peer, int tag) {
     for (const auto part : segments_of(bytes, segment_bytes)) {
         requests_.emplace_back(MPI_REQUEST_NULL);
         peers_.push_back(peer);
-        check_mpi(MPI_Irecv(to, static_cast<int>(part), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
-                  "MPI_Irecv");
-        to += part;
+        check_mpi(call(at, static_cast<int>(part), MPI_BYTE, peer, tag, comm_, &requests_.back()),
+                  "a message to or from rank " + std::to_string(peer));
+        at += part;
     }
 }
 
-void Exchange::post_send(const std::byte* from, std::uint64_t bytes, int peer) {
-    for (const auto part : segments_of(bytes, segment_bytes)) {
-        requests_.emplace_back(MPI_REQUEST_NULL);
-        peers_.push_back(peer);
-        check_mpi(MPI_Isend(from, static_cast<int>(part), MPI_BYTE, peer, rest_tag, comm_, &requests_.back()),
-                  "MPI_Isend");
-        from += part;
-    }
-}
-
-void Exchange::transfer_rest(std::string_view name) {
+/// Receives into `into(peer)` from each rank that has more than nothing for it and sends `mine` to all, the
+/// nearest first.
+template <class Into>
+void Exchange::transfer(std::string_view name, std::span<const std::byte> mine, Into into, int tag) {
     requests_.clear();
     peers_.clear();
     for (int step = 1; step < size_; ++step) {
         const int peer = (rank_ + size_ - step) % size_;
-        auto& block = in_[static_cast<std::size_t>(peer)];
-        const std::uint64_t bytes = incoming(peer).size();
-        if (bytes <= head_payload) continue;
-        if (block.size() < sizeof(Header) + bytes) block.resize(sizeof(Header) + bytes);
-        post_receive(block.data() + head_bytes, bytes - head_payload, peer);
+        const std::span<std::byte> to = into(peer);
+        post(MPI_Irecv, to.data(), to.size(), peer, tag);
     }
     const std::size_t receives = requests_.size();
-    Header mine;
-    std::memcpy(&mine, out_.data(), sizeof mine);
-    if (mine.bytes > head_payload)
-        for (int step = 1; step < size_; ++step)
-            post_send(out_.data() + head_bytes, mine.bytes - head_payload, (rank_ + step) % size_);
+    for (int step = 1; step < size_; ++step)
+        post(MPI_Isend, mine.data(), mine.size(), (rank_ + step) % size_, tag);
     if (!requests_.empty()) wait(name, receives);
 }
 
@@ -205,61 +201,43 @@ void Exchange::run_at(std::string_view name, std::span<const std::byte> mine,
         std::uint64_t theirs = 0;
         if (incoming(peer).size() == sizeof theirs)
             std::memcpy(&theirs, incoming(peer).data(), sizeof theirs);
-        if (const auto expected = into[static_cast<std::size_t>(peer)].size(); theirs != expected)
-            fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) + "' rank " +
-                                          std::to_string(peer) + " sends " + std::to_string(theirs) +
-                                          " bytes where rank " + std::to_string(rank_) + " expects " +
-                                          std::to_string(expected)));
+        require_bytes(peer, theirs, into[static_cast<std::size_t>(peer)].size(), name);
     }
-    requests_.clear();
-    peers_.clear();
-    for (int step = 1; step < size_; ++step) {
-        const int peer = (rank_ + size_ - step) % size_;
-        const auto to = into[static_cast<std::size_t>(peer)];
-        post_receive(to.data(), to.size(), peer);
-    }
-    const std::size_t receives = requests_.size();
-    for (int step = 1; step < size_; ++step) post_send(mine.data(), mine.size(), (rank_ + step) % size_);
-    if (!requests_.empty()) wait(name, receives);
+    transfer(
+        name, mine, [&](int peer) { return into[static_cast<std::size_t>(peer)]; }, rest_tag);
 }
 
 void Exchange::run(std::string_view name) {
     if (size_ == 1) return;
     if (broken_by_) throw *broken_by_;
-    Header mine;
-    std::memcpy(&mine, out_.data(), sizeof mine);
+    Header mine = header_of(out_);
     mine.call = calls_++;
     std::memset(mine.name, 0, sizeof mine.name);
     name.copy(mine.name, sizeof mine.name - 1);
     std::memcpy(out_.data(), &mine, sizeof mine);
 
-    const std::size_t others = static_cast<std::size_t>(size_ - 1);
-    requests_.assign(2 * others, MPI_REQUEST_NULL);
-    peers_.resize(2 * others);
-    for (std::size_t i = 0; i < others; ++i) {
-        const int peer = (rank_ + size_ - 1 - static_cast<int>(i)) % size_;
+    const std::span<const std::byte> out(out_);
+    const auto head_of = [&](int peer) {
         auto& block = in_[static_cast<std::size_t>(peer)];
         if (block.size() > 512 * head_bytes) {
             block.resize(head_bytes);
             block.shrink_to_fit();
         }
-        peers_[i] = peer;
-        check_mpi(MPI_Irecv(block.data(), static_cast<int>(head_bytes), MPI_BYTE, peer, head_tag, comm_,
-                            &requests_[i]),
-                  "MPI_Irecv");
-    }
-    const int first = static_cast<int>(sizeof(Header) + std::min(mine.bytes, head_payload));
-    for (std::size_t i = 0; i < others; ++i) {
-        const int peer = (rank_ + 1 + static_cast<int>(i)) % size_;
-        peers_[others + i] = peer;
-        check_mpi(MPI_Isend(out_.data(), first, MPI_BYTE, peer, head_tag, comm_, &requests_[others + i]),
-                  "MPI_Isend");
-    }
-    wait(name, others);
+        return std::span(block).first(head_bytes);
+    };
+    transfer(name, out.first(sizeof mine + std::min(mine.bytes, head_payload)), head_of, head_tag);
     compare_headers(name);
     bool more = mine.bytes > head_payload;
     for (int peer = 0; peer < size_; ++peer) more |= peer != rank_ && incoming(peer).size() > head_payload;
-    if (more) transfer_rest(name);
+    if (!more) return;
+    const auto rest_of = [&](int peer) {
+        auto& block = in_[static_cast<std::size_t>(peer)];
+        const std::uint64_t bytes = std::max(incoming(peer).size(), head_payload);
+        if (block.size() < sizeof(Header) + bytes) block.resize(sizeof(Header) + bytes);
+        return std::span(block).subspan(head_bytes, bytes - head_payload);
+    };
+    const std::uint64_t rest = std::max(mine.bytes, head_payload) - head_payload;
+    transfer(name, out.subspan(head_bytes, rest), rest_of, rest_tag);
 }
 
 void Exchange::tell_end() noexcept {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -67,6 +68,8 @@ public:
     bool has_come(int rank) const;
     /// Block of `rank`, valid until the next run(). This rank's own block is not here.
     std::span<const std::byte> incoming(int rank) const;
+    /// The same where its length is known; fail() when the ranks are out of step.
+    std::span<const std::byte> incoming(int rank, std::uint64_t bytes, std::string_view name);
 
     /// Marks the exchange broken and throws `error`: for faults that all ranks see, such as a block of the
     /// wrong length.
@@ -93,7 +96,6 @@ private:
         std::uint64_t call = 0;   ///< number of exchanges before this one
         std::uint64_t bytes = 0;  ///< of the whole block
         char name[40] = {};
-        friend bool operator==(const Header&, const Header&) = default;
     };
     static_assert(sizeof(Header) == 56);
     /// The head message carries the header and as much of the block as fits; it is never longer than
@@ -104,9 +106,15 @@ private:
 
     void wait(std::string_view name, std::size_t receives);
     void compare_headers(std::string_view name);
-    void transfer_rest(std::string_view name);
-    void post_receive(std::byte* to, std::uint64_t bytes, int peer);
-    void post_send(const std::byte* from, std::uint64_t bytes, int peer);
+    void require_bytes(int peer, std::uint64_t got, std::uint64_t expected, std::string_view name);
+    template <class Byte, class Call> void post(Call call, Byte* at, std::uint64_t bytes, int peer, int tag);
+    template <class Into>
+    void transfer(std::string_view name, std::span<const std::byte> mine, Into into, int tag);
+    static Header header_of(std::span<const std::byte> block) {
+        Header header;
+        std::memcpy(&header, block.data(), sizeof header);
+        return header;
+    }
 
     MPI_Comm comm_;
     int rank_, size_;

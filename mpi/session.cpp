@@ -158,7 +158,7 @@ bool Session::cuda_aware() const {
 void Session::agree(std::string_view phase, const std::function<void()>& work, OnStop on_stop) {
     const bool stoppable = on_stop == OnStop::fail;
     State& s = *state_;
-    Report mine;
+    RankReport mine;
     std::optional<StopBound> bound;  // of the wait for the others, too
     if (stoppable) bound.emplace(phase);
     try {
@@ -167,7 +167,7 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, O
         fault_point(s.rank, std::string(phase) + ".done");
         if (stoppable && stop_requested()) mine = {Exit::interrupted, stop_text(), {}};
     } catch (...) { mine = report_of_current_exception(); }
-    std::vector<Report> reports(static_cast<std::size_t>(s.size));
+    std::vector<RankReport> reports(static_cast<std::size_t>(s.size));
     try {
         reports = gather_records(mine, std::string("agree ") + std::string(phase));
         bound.reset();
@@ -176,9 +176,10 @@ void Session::agree(std::string_view phase, const std::function<void()>& work, O
         // What is known goes first: it may be why the missing one is.
         for (int rank = 0; rank < s.size; ++rank)
             reports[static_cast<std::size_t>(rank)] =
-                rank == s.rank               ? mine
-                : s.exchange->has_come(rank) ? unpacked<Report>(text_of(s.exchange->incoming(rank)), phase)
-                                             : Report();
+                rank == s.rank ? mine
+                : s.exchange->has_come(rank)
+                    ? unpacked<RankReport>(text_of(s.exchange->incoming(rank)), phase)
+                    : RankReport();
         std::string message = message_of(phase, reports, s.exchange->hosts());
         std::string what = error.what();
         if (error.code() == Exit::timed_out)
@@ -220,13 +221,8 @@ std::vector<std::string> Session::all_gather(const std::string& bytes, std::stri
     bytes.copy(reinterpret_cast<char*>(s.exchange->outgoing(bytes.size())), bytes.size());
     s.exchange->run(name);
     std::vector<std::string> all;
-    for (int rank = 0; rank < s.size; ++rank) {
-        if (rank == s.rank) {
-            all.push_back(bytes);
-        } else {
-            all.push_back(text_of(s.exchange->incoming(rank)));
-        }
-    }
+    for (int rank = 0; rank < s.size; ++rank)
+        all.push_back(rank == s.rank ? bytes : text_of(s.exchange->incoming(rank)));
     return all;
 }
 

@@ -19,7 +19,7 @@ template <class T> bool parse(std::string_view text, T& value) {
 }
 
 /// A line in the file that FTMPI_FAULT_REACHED names, for who waits until the fault is there.
-void announce(const Fault& fault) {
+void announce(const PlantedFault& fault) {
     const char* path = std::getenv("FTMPI_FAULT_REACHED");
     if (path == nullptr) return;
     const std::string line =
@@ -30,7 +30,7 @@ void announce(const Fault& fault) {
     ::close(file);
 }
 
-void act(const Fault& fault) {
+void act(const PlantedFault& fault) {
     if (fault.action == "throw")
         throw Error(Exit::failure, "a fault in " + fault.phase + " that FTMPI_FAULT asked for");
     if (fault.action == "exit") _exit(3);
@@ -51,8 +51,8 @@ void act(const Fault& fault) {
 
 }  // namespace
 
-Fault parse_fault(std::string_view text) {
-    Fault fault;
+PlantedFault parse_fault(std::string_view text) {
+    PlantedFault fault;
     const auto first = text.find(':');
     const auto last = text.rfind(':');
     bool good = first != std::string_view::npos && last > first && parse(text.substr(0, first), fault.rank) &&
@@ -65,11 +65,9 @@ Fault parse_fault(std::string_view text) {
         }
         fault.phase = phase;
         fault.action = text.substr(last + 1);
-        bool known = false;
-        for (const char* action :
-             {"throw", "exit", "abort", "kill", "stop", "hang", "term", "int", "int2", "mark"})
-            known |= fault.action == action;
-        good = good && known && !phase.empty();
+        constexpr std::string_view actions[] = {"throw", "exit", "abort", "kill", "stop",
+                                                "hang",  "term", "int",   "int2", "mark"};
+        good = good && std::count(std::begin(actions), std::end(actions), fault.action) && !phase.empty();
     }
     if (!good)
         throw Error(Exit::usage, "FTMPI_FAULT=\"" + std::string(text) + "\" is not RANK:PHASE[#N]:ACTION",
@@ -80,7 +78,7 @@ Fault parse_fault(std::string_view text) {
 
 void fault_point(int rank, std::string_view phase) {
     struct Armed {
-        Fault fault;
+        PlantedFault fault;
         long times = 0;  ///< how often its phase was reached
     };
     static std::vector<Armed> all = [] {

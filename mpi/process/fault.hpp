@@ -12,7 +12,7 @@ namespace ftmpi::mpi {
 /// (SIGKILL), stop (SIGSTOP), hang, term and int (SIGTERM, SIGINT to itself), int2 (SIGINT twice), mark
 /// (nothing). The phase PHASE.done is reached when the work of an agreed phase is done. Before it acts a
 /// fault adds the line "reached PHASE RANK PID" to the file that FTMPI_FAULT_REACHED names, if any.
-struct Fault {
+struct PlantedFault {
     int rank = 0;
     std::string phase;
     long time = 1;
@@ -20,7 +20,7 @@ struct Fault {
 };
 
 /// Throws Error(Exit::usage) when `text` is not of that form.
-Fault parse_fault(std::string_view text);
+PlantedFault parse_fault(std::string_view text);
 
 /// Does what FTMPI_FAULT asks for if this is the rank, phase and time it names.
 void fault_point(int rank, std::string_view phase);

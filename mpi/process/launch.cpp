@@ -2,8 +2,9 @@
 
 #include <sys/uio.h>
 #include <unistd.h>
+#include <algorithm>
 #include <charconv>
-#include <vector>
+#include <initializer_list>
 
 extern char** environ;
 
@@ -28,32 +29,20 @@ bool is_open_mpi(std::string_view library) { return library.starts_with("Open MP
 /// The names that a launcher uses; a size is looked for in their order.
 struct Dialect {
     const char* launcher;
-    std::vector<const char*> sizes;
+    std::initializer_list<const char*> sizes;
     const char* rank;
     const char* here;
-    bool open_mpi;
+    bool open_mpi = false;
 };
 
-const std::vector<Dialect>& dialects() {
-    static const std::vector<Dialect> all = {
-        {"mpirun of Open MPI",
-         {"OMPI_COMM_WORLD_SIZE"},
-         "OMPI_COMM_WORLD_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE",
-         true},
-        {"mpirun of MVAPICH",
-         {"MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"},
-         "MV2_COMM_WORLD_RANK",
-         "MV2_COMM_WORLD_LOCAL_SIZE",
-         false},
-        {"mpiexec of MPICH or Intel MPI",
-         {"PMI_SIZE", "MPI_LOCALNRANKS"},
-         "PMI_RANK",
-         "MPI_LOCALNRANKS",
-         false},
-    };
-    return all;
-}
+constexpr auto kOpenMpiSizes = {"OMPI_COMM_WORLD_SIZE"};
+constexpr auto kMvapichSizes = {"MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"};
+constexpr auto kMpichSizes = {"PMI_SIZE", "MPI_LOCALNRANKS"};
+constexpr Dialect kDialects[] = {
+    {"mpirun of Open MPI", kOpenMpiSizes, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", true},
+    {"mpirun of MVAPICH", kMvapichSizes, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"mpiexec of MPICH or Intel MPI", kMpichSizes, "PMI_RANK", "MPI_LOCALNRANKS"},
+};
 
 std::optional<Launch> read(const Environment& environment, const Dialect& dialect) {
     for (const char* name : dialect.sizes) {
@@ -110,7 +99,7 @@ Environment process_environment() {
 std::optional<Launch> launch_of(const Environment& environment, std::string_view library) {
     // The library's own launcher first: under `srun -n 2 mpirun -np 1` the inner word counts.
     for (const bool own : {true, false})
-        for (const auto& dialect : dialects())
+        for (const Dialect& dialect : kDialects)
             if ((dialect.open_mpi == is_open_mpi(library)) == own)
                 if (auto launch = read(environment, dialect)) return launch;
     return read_slurm_step(environment);
@@ -173,20 +162,12 @@ bool reads_siblings_memory() {
 }
 
 std::string short_library(std::string_view text) {
-    while (!text.empty() && (text.back() == '\0' || text.back() == '\n' || text.back() == ' '))
-        text.remove_suffix(1);
-    auto end = text.find_first_of(",\n\t");
-    // MPICH writes "MPICH Version:\t4.0.2\nMPICH Release date: ..."
-    if (end != std::string_view::npos && text[end] == '\t') {
-        const auto line = text.find('\n');
-        std::string joined(text.substr(0, end));
-        const auto value = text.find_first_not_of('\t', end);
-        if (value != std::string_view::npos && (line == std::string_view::npos || value < line))
-            joined +=
-                " " + std::string(text.substr(value, line == std::string_view::npos ? line : line - value));
-        return joined;
-    }
-    return std::string(text.substr(0, end));
+    using namespace std::string_view_literals;
+    std::string name(text.substr(0, text.find_first_of(",\n\0"sv)));
+    name.erase(name.find_last_not_of(' ') + 1);
+    // MPICH writes "MPICH Version:\t4.0.2".
+    std::replace(name.begin(), name.end(), '\t', ' ');
+    return name;
 }
 
 }  // namespace ftmpi::mpi

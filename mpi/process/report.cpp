@@ -2,23 +2,19 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <new>
 #include <system_error>
 
 namespace ftmpi::mpi {
 namespace {
 
-/// Line `number` (from 0), and whether there is such a line.
-bool line_of(std::string_view text, std::size_t number, std::string_view& line) {
-    for (std::size_t i = 0;; ++i) {
-        if (text.empty()) return false;
-        const auto end = text.find('\n');
-        line = text.substr(0, end);
-        if (i == number) return true;
-        if (end == std::string_view::npos) return false;
-        text.remove_prefix(end + 1);
+std::vector<std::string_view> lines_of(std::string_view text) {
+    std::vector<std::string_view> lines;
+    while (!text.empty()) {
+        lines.push_back(text.substr(0, text.find('\n')));
+        text.remove_prefix(std::min(text.size(), lines.back().size() + 1));
     }
+    return lines;
 }
 
 std::string list(const std::vector<int>& ranks) {
@@ -47,7 +43,7 @@ Error error_of_current_exception() {
     }
 }
 
-Report report_of_current_exception() {
+RankReport report_of_current_exception() {
     const Error error = error_of_current_exception();
     return {error.code(), error.what(), error.hint()};
 }
@@ -68,13 +64,13 @@ std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::str
     return list(ranks) + " (" + names + ")";
 }
 
-Exit code_of(const std::vector<Report>& reports) {
+Exit code_of(const std::vector<RankReport>& reports) {
     for (const auto& report : reports)
         if (report.code != Exit::ok) return report.code;
     return Exit::ok;
 }
 
-std::string message_of(std::string_view phase, const std::vector<Report>& reports,
+std::string message_of(std::string_view phase, const std::vector<RankReport>& reports,
                        const std::vector<std::string>& hosts) {
     std::vector<int> failed;
     bool same = true;
@@ -99,27 +95,26 @@ std::string message_of(std::string_view phase, const std::vector<Report>& report
 
 std::string first_difference(std::string_view what, const std::vector<std::string>& texts) {
     if (std::all_of(texts.begin(), texts.end(), [&](const auto& t) { return t == texts[0]; })) return {};
-    for (std::size_t number = 0;; ++number) {
-        std::map<std::string, std::vector<int>> ranks_of;
-        bool any = false;
-        for (std::size_t r = 0; r < texts.size(); ++r) {
-            std::string_view line;
-            const bool there = line_of(texts[r], number, line);
-            any |= there;
-            ranks_of[there ? "'" + std::string(line) + "'" : "missing"].push_back(static_cast<int>(r));
+    std::vector<std::vector<std::string_view>> lines;
+    std::size_t most = 0;
+    for (const auto& text : texts) most = std::max(most, lines.emplace_back(lines_of(text)).size());
+    for (std::size_t number = 0; number < most; ++number) {
+        std::vector<std::pair<std::string, std::vector<int>>> groups;  // in the order of ranks
+        for (std::size_t r = 0; r < lines.size(); ++r) {
+            const std::string line =
+                number < lines[r].size() ? "'" + std::string(lines[r][number]) + "'" : "missing";
+            auto group = std::find_if(groups.begin(), groups.end(),
+                                      [&](const auto& known) { return known.first == line; });
+            if (group == groups.end()) group = groups.insert(group, {line, {}});
+            group->second.push_back(static_cast<int>(r));
         }
-        if (!any) return std::string(what) + " differ between ranks in the end of the last line";
-        if (ranks_of.size() == 1) continue;
-        // In the order of ranks, not of texts.
-        std::vector<std::pair<std::vector<int>, std::string>> groups;
-        for (auto& [line, ranks] : ranks_of) groups.emplace_back(ranks, line);
-        std::sort(groups.begin(), groups.end());
-        std::string text =
-            std::string(what) + " differ between ranks: line " + std::to_string(number + 1) + " is ";
-        for (std::size_t i = 0; i < groups.size(); ++i)
-            text += (i ? ", " : "") + groups[i].second + " on " + list(groups[i].first);
+        if (groups.size() == 1) continue;
+        std::string text = std::string(what) + " differ between ranks: line " + std::to_string(number + 1);
+        for (const auto& [line, ranks] : groups)
+            text += (line == groups[0].first ? " is " : ", ") + line + " on " + list(ranks);
         return text;
     }
+    return std::string(what) + " differ between ranks in the end of the last line";
 }
 
 }  // namespace ftmpi::mpi

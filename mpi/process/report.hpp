@@ -11,27 +11,27 @@
 
 namespace ftmpi::mpi {
 
-struct Report {
+struct RankReport {
     Exit code = Exit::ok;
     std::string what;
     std::string hint;
 };
 
-constexpr auto fields_of(std::type_identity<Report>) {
-    return std::tuple(&Report::code, &Report::what, &Report::hint);
+constexpr auto fields_of(std::type_identity<RankReport>) {
+    return std::tuple(&RankReport::code, &RankReport::what, &RankReport::hint);
 }
 
 /// The exception in flight as an Error: itself, out of memory, a thread that cannot be started, any other.
 Error error_of_current_exception();
 /// The same as a report.
-Report report_of_current_exception();
+RankReport report_of_current_exception();
 
 /// The message for the screen, of the lowest failing rank; empty when none failed. One report and one host
 /// name a rank.
-std::string message_of(std::string_view phase, const std::vector<Report>& reports,
+std::string message_of(std::string_view phase, const std::vector<RankReport>& reports,
                        const std::vector<std::string>& hosts);
 /// Code of the lowest failing rank.
-Exit code_of(const std::vector<Report>& reports);
+Exit code_of(const std::vector<RankReport>& reports);
 
 /// "rank 1 (node7)" or "ranks 1, 3 (node7, node8)".
 std::string name_ranks(const std::vector<int>& ranks, const std::vector<std::string>& hosts);

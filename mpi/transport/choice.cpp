@@ -33,7 +33,7 @@ std::string_view name_of(Transport transport) {
     return "?";
 }
 
-std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks) {
+std::vector<TransportCandidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks) {
     const auto on_gpu =
         std::count_if(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.backend == "cuda"; });
     const bool all_on_gpus = on_gpu == static_cast<std::ptrdiff_t>(ranks.size());
@@ -72,7 +72,7 @@ std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>&
 namespace {
 
 #ifdef FTMPI_HAVE_CUDA
-Attempt attempt(Session& session, Backend& backend, const Candidate& candidate, bool cuda_aware) {
+Attempt attempt(Session& session, Backend& backend, const TransportCandidate& candidate, bool cuda_aware) {
     switch (candidate.transport) {
         case Transport::peer:
             return make_peer_transport(session, backend, MailboxMemory::device, candidate.reason);
@@ -101,7 +101,7 @@ std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backe
         mine.uuid = info.uuid;
     });
     const auto ranks = session.gather_records(mine, "devices of ranks");
-    std::vector<Candidate> to_try;
+    std::vector<TransportCandidate> to_try;
     session.agree("transport", [&] { to_try = candidates(wanted, ranks); });
 
     std::string failures;
@@ -111,7 +111,7 @@ std::unique_ptr<Communicator> make_communicator(Session& session, Backend& backe
     if (session.size() == 1 || !on_gpus) return session.host_communicator(backend);
     const bool cuda_aware =
         std::all_of(ranks.begin(), ranks.end(), [](const RankInfo& r) { return r.cuda_aware; });
-    for (Candidate& candidate : to_try) {
+    for (TransportCandidate& candidate : to_try) {
         if (!failures.empty()) candidate.reason += "; " + failures;
         Attempt made = attempt(session, backend, candidate, cuda_aware);
         if (made.transport) return std::move(made.transport);

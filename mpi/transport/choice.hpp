@@ -34,14 +34,14 @@ constexpr auto fields_of(std::type_identity<RankInfo>) {
     return std::tuple(&R::host, &R::backend, &R::uuid, &R::one_host, &R::cuda_aware);
 }
 
-struct Candidate {
+struct TransportCandidate {
     Transport transport;
     std::string reason;
 };
 
 /// What to try, in this order. A transport that was asked for is the only one. Throws
 /// Error(Exit::usage) when what was asked for cannot work for these ranks.
-std::vector<Candidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks);
+std::vector<TransportCandidate> candidates(Transport wanted, const std::vector<RankInfo>& ranks);
 
 /// The communicator of the session's ranks over `backend`, which must outlive it, as the session must. Call
 /// it on all ranks, outside of agree(). For one rank it is "none", for CPU backends host MPI. When nothing

@@ -1,7 +1,6 @@
 #include "device.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "../exchange.hpp"
@@ -65,7 +64,7 @@ std::string first_trouble(Session& session, const std::string& mine) {
 }
 
 DeviceTransport::DeviceTransport(Session& session, Backend& backend, std::string reason)
-    : exchange_(session.exchange()), backend_(backend), words_(session.host_communicator(backend)),
+    : exchange_(session.exchange()), backend_(backend), host_values_(session.host_communicator(backend)),
       rank_(session.rank()), size_(session.size()), reason_(std::move(reason)),
       control_(sizeof(cuda::Control), "state of the exchanges"),
       report_(sizeof(cuda::Report), "reports of the exchanges"),
@@ -132,7 +131,7 @@ void DeviceTransport::gather_some(std::span<const ShardedColumns> parts, std::st
 void DeviceTransport::all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
                                         std::string_view name) {
     check();
-    words_->all_gather_values(mine, all, name);
+    host_values_->all_gather_values(mine, all, name);
     // A kernel may have given up meanwhile.
     check();
 }
@@ -152,16 +151,15 @@ void DeviceTransport::check() {
 }
 
 void DeviceTransport::fail_timed_out(std::uint32_t name, std::vector<int> ranks) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g s", timeout());
-    std::string whom = ranks.empty() ? "" : ": waited for " + name_ranks(ranks, exchange_.hosts());
-    exchange_.fail(Error(Exit::timed_out, "'" + names_[name] + "' was not finished within " + seconds + whom,
+    const std::string whom = ranks.empty() ? "" : ": waited for " + name_ranks(ranks, exchange_.hosts());
+    exchange_.fail(Error(Exit::timed_out,
+                         "'" + names_[name] + "' was not finished within " + seconds_text(timeout()) + whom,
                          "that process is stopped, hangs or is gone; if it is only slow, raise --timeout"),
                    std::move(ranks));
 }
 
 std::vector<Communicator::Wait> DeviceTransport::waits() const {
-    std::vector<Wait> all = words_->waits();
+    std::vector<Wait> all = host_values_->waits();
     if (names_.empty() || in_capture(stream_)) return all;
     auto state = std::make_unique<cuda::Control>();
     FTMPI_CUDA(cudaMemcpyAsync(state.get(), control_.data(), sizeof *state, cudaMemcpyDeviceToHost, stream_));
@@ -174,16 +172,15 @@ std::vector<Communicator::Wait> DeviceTransport::waits() const {
 }
 
 void DeviceTransport::reset_waits() {
-    words_->reset_waits();
+    host_values_->reset_waits();
     FTMPI_CUDA(cudaMemsetAsync(&control()->waited_ns, 0,
                                sizeof(cuda::Control::waited_ns) + sizeof(cuda::Control::calls), stream_));
 }
 
 std::string DeviceTransport::try_out(Session& session) {
     // Few floats and many, pieces of unlike size, an empty one, and rows whose pieces are not aligned.
-    std::string trouble;
     for (const std::int64_t width : {std::int64_t{3}, std::int64_t{2001}, std::int64_t{300'007}}) {
-        trouble = trouble_of([&] {
+        const std::string trouble = trouble_of(session, [&] {
             const std::int64_t rows = 3;
             std::vector<Range> cuts;
             for (int r = 0; r < size_; ++r)
@@ -210,7 +207,6 @@ std::string DeviceTransport::try_out(Session& session) {
                                                    " x " + std::to_string(width) + " floats, at " +
                                                    std::to_string(i) + ")");
         });
-        trouble = first_trouble(session, trouble);
         if (!trouble.empty()) return trouble;
     }
     names_.clear();

@@ -1,5 +1,5 @@
 // What all transports of GPU memory have in common: windows that fit their buffers, times and faults that
-// their kernels report, and host words through MPI. A transport adds one function: to move one window.
+// their kernels report, and host values through MPI. A transport adds one function: to move one window.
 #pragma once
 
 #include <memory>
@@ -23,13 +23,14 @@ struct Attempt {
 /// The lowest rank's trouble, as "rank 1 (node7): ...", or nothing when all ranks pass an empty text.
 std::string first_trouble(Session& session, const std::string& mine);
 
-/// Runs `work` and returns what it throws as text, empty when all went well. For set-up steps whose failure
-/// means that another transport is tried.
-template <class F> std::string trouble_of(F work) {
+/// Runs `work` on every rank and returns what the lowest throws, as first_trouble() does. For set-up steps
+/// whose failure means that another transport is tried; `work` does not communicate.
+template <class F> std::string trouble_of(Session& session, F work) {
+    std::string mine;
     try {
         work();
-        return {};
-    } catch (const Error& error) { return error.what(); }
+    } catch (const Error& error) { mine = error.what(); }
+    return first_trouble(session, mine);
 }
 
 class DeviceTransport : public Communicator {
@@ -45,8 +46,8 @@ public:
     void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
                            std::string_view name) override;
 
-    /// Seconds that the exchanges took on the GPU, by its own clock, in graphs too; and host words. Waits for
-    /// the GPU.
+    /// Seconds that the exchanges took on the GPU, by its own clock, in graphs too; and those of host values.
+    /// Waits for the GPU.
     std::vector<Wait> waits() const override;
     void reset_waits() override;
 
@@ -79,7 +80,7 @@ private:
 
     Exchange& exchange_;
     Backend& backend_;
-    std::unique_ptr<Communicator> words_;
+    std::unique_ptr<Communicator> host_values_;
     int rank_, size_;
     std::string reason_;
     cuda::DeviceMemory control_;

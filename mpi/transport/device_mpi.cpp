@@ -63,14 +63,8 @@ private:
         exchange().run(name);
         for (int r = 0; r < size(); ++r) {
             if (r == rank()) continue;
-            const auto in = exchange().incoming(r);
             const auto to = bytes_of(layout, offsets, r);
-            if (in.size() != to.size())
-                exchange().fail(Error(Exit::failure, "ranks are out of step: in '" + std::string(name) +
-                                                         "' rank " + std::to_string(r) + " sent " +
-                                                         std::to_string(in.size()) + " bytes where rank " +
-                                                         std::to_string(rank()) + " expects " +
-                                                         std::to_string(to.size())));
+            const auto in = exchange().incoming(r, to.size(), name);
             std::copy(in.begin(), in.end(), to.begin());
         }
     }
@@ -94,10 +88,9 @@ Attempt make_device_mpi(Session& session, Backend& backend, bool cuda_aware, std
     if (session.size() > cuda::max_ranks)
         return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
     std::unique_ptr<DeviceMpi> transport;
-    std::string trouble = first_trouble(session, trouble_of([&] {
-                                            transport = std::make_unique<DeviceMpi>(
-                                                session, backend, cuda_aware, std::move(reason));
-                                        }));
+    std::string trouble = trouble_of(session, [&] {
+        transport = std::make_unique<DeviceMpi>(session, backend, cuda_aware, std::move(reason));
+    });
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};
     return {std::move(transport), {}};

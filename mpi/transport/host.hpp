@@ -1,4 +1,4 @@
-// The transport that always works: rows and words through host memory and MPI.
+// The transport that always works: rows and host values through host memory and MPI.
 #pragma once
 
 #include <memory>

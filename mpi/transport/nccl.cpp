@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "../exchange.hpp"
+#include "../process/report.hpp"
 #include "../process/watchdog.hpp"
 
 namespace ftmpi::mpi {
@@ -221,16 +222,16 @@ private:
 std::string compare_versions(Session& session) {
     int version = 0;
     const std::string trouble =
-        first_trouble(session, trouble_of([&] { check(ncclGetVersion(&version), "ncclGetVersion"); }));
+        trouble_of(session, [&] { check(ncclGetVersion(&version), "ncclGetVersion"); });
     if (!trouble.empty()) return trouble;
-    const auto all = session.all_gather(std::to_string(version), "NCCL versions");
+    const auto all = session.gather_records(version, "NCCL versions");
     for (std::size_t r = 0; r < all.size(); ++r) {
         if (all[r] != all[0])
-            return "rank 0 has NCCL " + version_text(std::stoi(all[0])) + ", rank " + std::to_string(r) +
-                   " has " + version_text(std::stoi(all[r]));
-        if (std::stoi(all[r]) / 100 < NCCL_VERSION_CODE / 100)
-            return "NCCL " + version_text(std::stoi(all[r])) + " is older than " +
-                   version_text(NCCL_VERSION_CODE) + ", which this program was built with";
+            return "rank 0 has NCCL " + version_text(all[0]) + ", rank " + std::to_string(r) + " has " +
+                   version_text(all[r]);
+        if (all[r] / 100 < NCCL_VERSION_CODE / 100)
+            return "NCCL " + version_text(all[r]) + " is older than " + version_text(NCCL_VERSION_CODE) +
+                   ", which this program was built with";
     }
     return {};
 }
@@ -238,35 +239,28 @@ std::string compare_versions(Session& session) {
 /// The communicator is made in a thread so that there is a deadline. NCCL's own nonblocking communicators
 /// have one too, but they start a thread for every later exchange, which costs more than the exchange.
 ncclComm_t join(const ncclUniqueId& id, int rank, int size, int device, double timeout) {
-    struct Result {
-        ncclComm_t communicator = nullptr;
-        std::string trouble;
-    };
-    std::promise<Result> promise;
+    std::promise<ncclComm_t> promise;
     auto future = promise.get_future();
     std::thread thread([promise = std::move(promise), id, rank, size, device]() mutable {
-        Result result;
-        result.trouble = trouble_of([&] {
+        try {
             FTMPI_CUDA(cudaSetDevice(device));
+            ncclComm_t communicator = nullptr;
             ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
             config.blocking = 1;
-            check(ncclCommInitRankConfig(&result.communicator, size, id, rank, &config),
-                  "ncclCommInitRankConfig");
-        });
-        promise.set_value(std::move(result));
+            check(ncclCommInitRankConfig(&communicator, size, id, rank, &config), "ncclCommInitRankConfig");
+            promise.set_value(communicator);
+        } catch (...) { promise.set_exception(std::current_exception()); }
     });
     if (future.wait_for(std::chrono::duration<double>(timeout)) != std::future_status::ready) {
         thread.detach();
-        char seconds[32];
-        std::snprintf(seconds, sizeof seconds, "%g s", timeout);
         throw Error(Exit::timed_out,
-                    std::string("NCCL did not start within ") + seconds + shared_memory_note(),
+                    "NCCL did not start within " + seconds_text(timeout) + shared_memory_note(),
                     "NCCL_DEBUG=INFO shows what it waits for; --transport mpi does without it");
     }
     thread.join();
-    const Result result = future.get();
-    if (!result.trouble.empty()) throw Error(Exit::failure, result.trouble + shared_memory_note());
-    return result.communicator;
+    try {
+        return future.get();
+    } catch (const Error& error) { throw Error(Exit::failure, error.what() + shared_memory_note()); }
 }
 
 }  // namespace
@@ -280,9 +274,9 @@ Attempt make_nccl_transport(Session& session, Backend& backend, std::string reas
     std::string trouble = compare_versions(session);
     if (!trouble.empty()) return {nullptr, trouble};
     ncclUniqueId id{};
-    trouble = first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] {
-                                check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-                            }));
+    trouble = trouble_of(session, [&] {
+        if (session.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    });
     if (!trouble.empty()) return {nullptr, trouble};
     const auto bytes = session.broadcast(std::string(id.internal, sizeof id.internal), "NCCL id");
     std::memcpy(id.internal, bytes.data(), sizeof id.internal);
@@ -305,10 +299,10 @@ Attempt make_nccl_transport(Session& session, Backend& backend, std::string reas
         });
     std::unique_ptr<NcclTransport> transport;
     if (trouble.empty())
-        trouble = first_trouble(session, trouble_of([&] {
-                                    transport = std::make_unique<NcclTransport>(
-                                        session, backend, std::move(reason), communicator, device);
-                                }));
+        trouble = trouble_of(session, [&] {
+            transport =
+                std::make_unique<NcclTransport>(session, backend, std::move(reason), communicator, device);
+        });
     if (!transport && communicator != nullptr) ncclCommAbort(communicator);
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};

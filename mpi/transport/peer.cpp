@@ -49,23 +49,21 @@ public:
     /// Every rank writes into every mailbox, and the owner looks. The mailboxes are empty again afterwards.
     std::string test_mapping(Session& session) {
         const auto stream = static_cast<cudaStream_t>(backend().stream());
-        std::string trouble = first_trouble(session, trouble_of([&] {
-                                                cuda::write_pattern(mailboxes_, rank(), size(), stream);
-                                                FTMPI_CUDA(cudaStreamSynchronize(stream));
-                                            }));
+        const std::string trouble = trouble_of(session, [&] {
+            cuda::write_pattern(mailboxes_, rank(), size(), stream);
+            FTMPI_CUDA(cudaStreamSynchronize(stream));
+        });
         if (!trouble.empty()) return trouble;
-        trouble = first_trouble(
-            session, trouble_of([&] {
-                if (const auto wrong = cuda::count_wrong(mailboxes_, rank(), size(), stream); wrong > 0)
-                    throw Error(Exit::failure,
-                                std::to_string(wrong) +
-                                    " words that other ranks wrote into its mailbox did not arrive");
-                FTMPI_CUDA(cudaMemsetAsync(mailboxes_.of_rank[rank()], 0,
-                                           cuda::mailbox_bytes(size(), mailboxes_.words, mailboxes_.bulk),
-                                           stream));
-                FTMPI_CUDA(cudaStreamSynchronize(stream));
-            }));
-        return trouble;
+        return trouble_of(session, [&] {
+            if (const auto wrong = cuda::count_wrong(mailboxes_, rank(), size(), stream); wrong > 0)
+                throw Error(
+                    Exit::failure,
+                    std::to_string(wrong) + " words that other ranks wrote into its mailbox did not arrive");
+            FTMPI_CUDA(cudaMemsetAsync(mailboxes_.of_rank[rank()], 0,
+                                       cuda::mailbox_bytes(size(), mailboxes_.words, mailboxes_.bulk),
+                                       stream));
+            FTMPI_CUDA(cudaStreamSynchronize(stream));
+        });
     }
 
 protected:
@@ -95,15 +93,14 @@ Attempt make_peer_transport(Session& session, Backend& backend, MailboxMemory ki
         return {nullptr, "there are more than " + std::to_string(cuda::max_ranks) + " ranks"};
     // Blocks of one number wait for each other, so all ranks use as many as the smallest GPU runs at once.
     int device = 0, processors = 0;
-    std::string trouble = first_trouble(
-        session, trouble_of([&] {
-            FTMPI_CUDA(cudaGetDevice(&device));
-            FTMPI_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-        }));
+    std::string trouble = trouble_of(session, [&] {
+        FTMPI_CUDA(cudaGetDevice(&device));
+        FTMPI_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    });
     if (!trouble.empty()) return {nullptr, trouble};
     int blocks = cuda::max_blocks;
-    for (const auto& text : session.all_gather(std::to_string(processors), "processors"))
-        blocks = std::min(blocks, std::stoi(text));
+    for (const int theirs : session.gather_records(processors, "processors"))
+        blocks = std::min(blocks, theirs);
 
     const std::size_t bytes =
         cuda::mailbox_bytes(session.size(), most_words, bulk_floats(kind, session.size()));
@@ -111,11 +108,10 @@ Attempt make_peer_transport(Session& session, Backend& backend, MailboxMemory ki
                                                         : share_host_memory(session, bytes);
     if (!shared.memory) return {nullptr, shared.trouble};
     std::unique_ptr<PeerTransport> transport;
-    trouble = first_trouble(session, trouble_of([&] {
-                                transport =
-                                    std::make_unique<PeerTransport>(session, backend, kind, std::move(reason),
-                                                                    std::move(shared.memory), blocks);
-                            }));
+    trouble = trouble_of(session, [&] {
+        transport = std::make_unique<PeerTransport>(session, backend, kind, std::move(reason),
+                                                    std::move(shared.memory), blocks);
+    });
     if (trouble.empty()) trouble = transport->test_mapping(session);
     if (trouble.empty()) trouble = transport->try_out(session);
     if (!trouble.empty()) return {nullptr, trouble};

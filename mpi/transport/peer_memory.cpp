@@ -142,19 +142,18 @@ SharedMemory share_device_memory(Session& session, std::size_t bytes) {
     bytes = (bytes + page - 1) / page * page;
     auto memory = std::make_unique<DevicePeerMemory>(session.rank(), session.size());
     cudaIpcMemHandle_t mine{};
-    std::string trouble = first_trouble(session, trouble_of([&] { mine = memory->allocate(bytes); }));
+    std::string trouble = trouble_of(session, [&] { mine = memory->allocate(bytes); });
     if (trouble.empty()) {
         const auto handles =
             session.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "handles");
-        trouble = first_trouble(session, trouble_of([&] {
-                                    for (int r = 0; r < session.size(); ++r) {
-                                        if (r == session.rank()) continue;
-                                        cudaIpcMemHandle_t handle{};
-                                        std::memcpy(&handle, handles[static_cast<std::size_t>(r)].data(),
-                                                    sizeof handle);
-                                        memory->open(r, handle);
-                                    }
-                                }));
+        trouble = trouble_of(session, [&] {
+            for (int r = 0; r < session.size(); ++r) {
+                if (r == session.rank()) continue;
+                cudaIpcMemHandle_t handle{};
+                std::memcpy(&handle, handles[static_cast<std::size_t>(r)].data(), sizeof handle);
+                memory->open(r, handle);
+            }
+        });
     }
     if (trouble.empty()) return {std::move(memory), {}};
     return {nullptr, trouble};
@@ -165,14 +164,17 @@ SharedMemory share_host_memory(Session& session, std::size_t bytes) {
     bytes = (bytes + page - 1) / page * page;
     auto memory = std::make_unique<HostPeerMemory>(bytes, session.size());
     std::string name;
-    std::string trouble =
-        first_trouble(session, session.rank() != 0 ? "" : trouble_of([&] { name = memory->create(); }));
+    std::string trouble = trouble_of(session, [&] {
+        if (session.rank() == 0) name = memory->create();
+    });
     if (trouble.empty()) {
         name = session.broadcast(name, "shared memory");
-        trouble = first_trouble(session, session.rank() == 0 ? "" : trouble_of([&] { memory->open(name); }));
+        trouble = trouble_of(session, [&] {
+            if (session.rank() != 0) memory->open(name);
+        });
         memory->unlink();
     }
-    if (trouble.empty()) trouble = first_trouble(session, trouble_of([&] { memory->register_with_gpu(); }));
+    if (trouble.empty()) trouble = trouble_of(session, [&] { memory->register_with_gpu(); });
     if (trouble.empty()) return {std::move(memory), {}};
     return {nullptr, trouble};
 }

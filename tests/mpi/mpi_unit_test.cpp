@@ -152,14 +152,14 @@ BOOST_AUTO_TEST_CASE(segments_cover_lengths_beyond_32_bits) {
 }
 
 BOOST_AUTO_TEST_CASE(reports_travel_whole) {
-    const Report report{Exit::bad_input, "tensor \"a b\" is short\n12 34", "fetch it again"};
-    const auto back = unpacked<Report>(packed(report), "report");
+    const RankReport report{Exit::bad_input, "tensor \"a b\" is short\n12 34", "fetch it again"};
+    const auto back = unpacked<RankReport>(packed(report), "report");
     BOOST_TEST((back.code == report.code));
     BOOST_TEST(back.what == report.what);
     BOOST_TEST(back.hint == report.hint);
-    BOOST_TEST((unpacked<Report>(packed(Report()), "report").code == Exit::ok));
+    BOOST_TEST((unpacked<RankReport>(packed(RankReport()), "report").code == Exit::ok));
     for (const std::string& bytes : {std::string(), packed(report).substr(0, 30), packed(report) + "x"})
-        BOOST_CHECK_EXCEPTION(unpacked<Report>(bytes, "report"), Error, [](const Error& error) {
+        BOOST_CHECK_EXCEPTION(unpacked<RankReport>(bytes, "report"), Error, [](const Error& error) {
             return std::string(error.what()) == "report: a record does not have the layout of this version";
         });
 }
@@ -181,7 +181,7 @@ BOOST_AUTO_TEST_CASE(exceptions_become_reports) {
 
 BOOST_AUTO_TEST_CASE(one_message_for_all_ranks) {
     const std::vector<std::string> hosts = {"a", "a", "b"};
-    const Report good, bad{Exit::bad_input, "x.safetensors is short", "fetch it again"},
+    const RankReport good, bad{Exit::bad_input, "x.safetensors is short", "fetch it again"},
         full{Exit::does_not_fit, "out of host memory", ""};
     BOOST_TEST(message_of("load", {good, good, good}, hosts) == "");
     BOOST_TEST(message_of("load", {good, good, bad}, hosts) ==
