@@ -26,8 +26,7 @@ namespace ftmpi::cuda {
 struct Scratch {
     void* data = nullptr;  ///< 256-byte aligned
     std::size_t bytes = 0;
-    /// kTickets counters, 0 before and after every launcher. The mixers clear some of their own when null, at
-    /// the cost of a memory operation a call; argmax needs them.
+    /// kTickets counters, 0 before and after every launcher.
     unsigned* tickets = nullptr;
 };
 inline constexpr std::int64_t kTickets = 4096;

@@ -1,5 +1,4 @@
-// What the mixers' kernels share: sums in the order of num::ordered_sum by the lanes of a warp, and counters
-// that are zero.
+// What the mixers' kernels share: sums in the order of num::ordered_sum by the lanes of a warp.
 #pragma once
 
 #include <cstdint>
@@ -39,14 +38,6 @@ __device__ __forceinline__ float warp_squares(const float* x, int count, int pit
         total = total + segment;
     }
     return total;
-}
-
-/// The first `count` of the scratch's tickets, or `own` cleared.
-inline unsigned* zeroed_tickets(const Scratch& scratch, unsigned* own, std::int64_t count,
-                                cudaStream_t stream) {
-    if (scratch.tickets) return scratch.tickets;
-    FTMPI_CUDA(cudaMemsetAsync(own, 0, static_cast<std::size_t>(count) * sizeof(unsigned), stream));
-    return own;
 }
 
 /// True when every row belongs to another slot: a step of decoding.

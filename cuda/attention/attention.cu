@@ -61,10 +61,6 @@ void check_attention_limits(const StepLimits& l) {
     check_decode_heads(l.kv_heads);
 }
 
-std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
-    return attention_decode_scratch(rows, query_heads, head_dim, capacity);
-}
-
 void attention(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
                float* out, std::int64_t stride, Scratch scratch, cudaStream_t stream, bool fast, bool early) {
     if (rows.count() == 0 || t.query_heads == 0) return;

@@ -171,7 +171,6 @@ __device__ __forceinline__ float warp_max(float m) {
 /// Rows of a launch over one row a slot. `clusters`: use them where the card has them; without, the result is
 /// the same. Refuses more key/value heads than attention_decode counts.
 void check_decode_heads(int kv_heads);
-std::size_t attention_decode_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity);
 void attention_decode(const Attention& attention, const Rows& rows, const float* qg, const float* k,
                       const float* v, float* out, std::int64_t stride, const Scratch& scratch, bool early,
                       cudaStream_t stream, bool clusters = true);

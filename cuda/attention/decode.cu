@@ -217,8 +217,6 @@ Middle middle_of(void* data, std::int64_t rows, int query_heads, int head_dim, s
     m.scores = parts.take<float>(vectors * m.positions);
     m.outs = parts.take<float>(vectors * m.pieces * head_dim);
     m.stats = parts.take<float2>(vectors * kCtas * m.pieces);
-    // Every key/value head has a query head, so that groups of heads are not more than heads.
-    m.tickets = parts.take<unsigned>(vectors * kCtas);
     bytes = parts.bytes();
     return m;
 }
@@ -263,8 +261,7 @@ void check_decode_heads(int kv_heads) {
         refuse(std::to_string(kv_heads) + " key/value heads", "up to " + std::to_string(kMost) + " a rank");
 }
 
-std::size_t attention_decode_scratch(std::int64_t rows, int query_heads, int head_dim,
-                                     std::int64_t capacity) {
+std::size_t attention_scratch(std::int64_t rows, int query_heads, int head_dim, std::int64_t capacity) {
     std::size_t one = 0;
     middle_of(nullptr, 1, query_heads, head_dim, capacity, one);
     return std::min(static_cast<std::size_t>(rows) * one, std::max(one, kMostScratch));
@@ -273,7 +270,7 @@ std::size_t attention_decode_scratch(std::int64_t rows, int query_heads, int hea
 void attention_decode(const Attention& t, const Rows& rows, const float* qg, const float* k, const float* v,
                       float* out, std::int64_t stride, const Scratch& scratch, bool early,
                       cudaStream_t stream, bool clusters) {
-    check_scratch("attention", attention_decode_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity),
+    check_scratch("attention", attention_scratch(rows.count(), t.query_heads, t.head_dim, t.capacity),
                   scratch);
     unsigned kv_bits = 0;
     while (1 << kv_bits < t.kv_heads) ++kv_bits;
@@ -284,7 +281,7 @@ void attention_decode(const Attention& t, const Rows& rows, const float* qg, con
     Middle middle = middle_of(scratch.data, batch, t.query_heads, t.head_dim, t.capacity, bytes);
     middle.kv_bits = kv_bits;
     middle.head_bytes = t.capacity * t.head_dim * static_cast<std::int64_t>(size_of(t.kv));
-    middle.tickets = zeroed_tickets(scratch, middle.tickets, batch * tickets, stream);
+    middle.tickets = scratch.tickets;
 
     // As many blocks as a large device holds at once, when there are so many positions.
     constexpr std::int64_t kBlocks = 264, kFewestPieces = 4;

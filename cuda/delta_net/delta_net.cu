@@ -211,7 +211,6 @@ __global__ void __launch_bounds__(kNormWarps * 32)
 }
 
 struct Memory {
-    unsigned* tickets;
     float* conv;
     float2* gates;
     std::size_t bytes;
@@ -220,7 +219,6 @@ struct Memory {
 Memory memory_of(void* scratch, std::int64_t rows, std::int64_t channels, int value_heads) {
     Parts parts(scratch);
     Memory m{};
-    m.tickets = parts.take<unsigned>(kTickets);
     m.conv = parts.take<float>(rows * channels);
     m.gates = parts.take<float2>(rows * value_heads);
     m.bytes = parts.bytes();
@@ -275,14 +273,13 @@ void delta_net(const DeltaNet& net, const Rows& rows, const float* qkv, const fl
                                   .net = &net})
                               .kernel;
     if (kernel == Kernel::decode) {
-        unsigned* tickets = zeroed_tickets(scratch, memory.tickets, kTickets, stream);
         const std::int64_t batch = kTickets / net.key_heads, values = net.value_heads;
         for (std::int64_t r = 0; r < rows.count(); r += batch) {
             const std::int64_t n = std::min(batch, rows.count() - r);
             const Rows part{rows.host.subspan(static_cast<std::size_t>(r), static_cast<std::size_t>(n)),
                             rows.device + r};
             delta_net_decode(net, part, qkv + r * net.channels(), z + r * values * net.value_dim,
-                             b + r * values, a + r * values, out + r * stride, stride, tickets, early,
+                             b + r * values, a + r * values, out + r * stride, stride, scratch.tickets, early,
                              stream);
         }
         return;

@@ -27,15 +27,14 @@ inline std::int64_t count_of(const Steps& steps) {
     return n;
 }
 
-/// Device rows, scratch and tickets of a run of steps. Every other run brings no tickets; every other of
-/// those that do may start each step early, as behind an embed().
+/// Device rows, scratch and tickets of a run of steps. Every other run may start each step early, as behind
+/// an embed().
 struct Workplace {
     Workplace(const std::vector<std::vector<Row>>& steps, std::size_t scratch_bytes)
         : rows(flat(steps)), scratch((scratch_bytes + 255) / 256 * 256),
           tickets(std::vector<unsigned>(cuda::kTickets, 0u)) {
         static int runs = 0;
-        with_tickets = ++runs % 2 == 0;
-        early = runs % 4 == 0;
+        early = ++runs % 2 == 0;
         halves = runs % 3 == 0;
     }
     /// What begins a step; the kernels before have ended when those that follow begin.
@@ -49,8 +48,7 @@ struct Workplace {
         return all;
     }
     Scratch get() const {
-        return {scratch.data(), scratch.bytes(),
-                with_tickets ? reinterpret_cast<unsigned*>(tickets.data()) : nullptr};
+        return {scratch.data(), scratch.bytes(), reinterpret_cast<unsigned*>(tickets.data())};
     }
     std::string trouble() const {
         if (!rows.intact() || !scratch.intact() || !tickets.intact())
@@ -69,7 +67,7 @@ struct Workplace {
     ScratchMemory scratch;
     Guarded tickets;
     Guarded barrier{std::size_t{16}};
-    bool with_tickets = false, early = false, halves = false;
+    bool early = false, halves = false;
 };
 
 inline Backend& cpu() {
