@@ -1,6 +1,5 @@
 #include "signals.hpp"
 
-#include <poll.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
@@ -10,6 +9,7 @@
 #include <ctime>
 
 #include "../../src/error.hpp"
+#include "watchdog.hpp"
 
 namespace ftmpi::mpi {
 namespace {
@@ -35,18 +35,16 @@ void keep(char* to, std::size_t room, std::string_view text) {
 }
 
 void write_text(const char* text) noexcept {
-    for (std::size_t left = std::strlen(text); left > 0;) {
-        // A full pipe that nobody reads, which may be why the process must end, would hold it for ever.
-        constexpr int patience_ms = 500;
-        static bool full = false;
-        pollfd place{STDERR_FILENO, POLLOUT, 0};
-        full = full || ::poll(&place, 1, patience_ms) <= 0;
-        if (full) return;
-        const auto n = ::write(STDERR_FILENO, text, left);
-        if (n <= 0) return;
-        text += n;
-        left -= static_cast<std::size_t>(n);
-    }
+    // A full pipe that nobody reads, which may be why the process must end, would hold it for ever.
+    constexpr int patience_ms = 500;
+    static bool full = false;
+    full = full || !write_error(text, std::strlen(text), patience_ms);
+}
+
+void write_name() noexcept {
+    if (own_name[0]) write_text(" on ");
+    write_text(own_name);
+    write_text(": ");
 }
 
 /// strsignal() may not be called in a handler.
@@ -82,9 +80,8 @@ extern "C" void end_at_stop(int) {
     let_rank_0_speak();
     write_text("ftmpi: error in ");
     write_text(phase_name);
-    if (own_name[0]) write_text(" on ");
-    write_text(own_name);
-    write_text(": stopped by signal ");
+    write_name();
+    write_text("stopped by signal ");
     write_text(name_of(asked));
     write_text("\n");
     _exit(static_cast<int>(Exit::interrupted));
@@ -130,9 +127,7 @@ void name_for_handlers(int rank, const std::string& name) {
 void leave_in_handler(const char* what, const char* more, int code) noexcept {
     let_rank_0_speak();
     write_text("ftmpi: error");
-    if (own_name[0]) write_text(" on ");
-    write_text(own_name);
-    write_text(": ");
+    write_name();
     write_text(what);
     write_text(more);
     write_text("\n");

@@ -44,20 +44,20 @@ Watchdog::~Watchdog() {
     thread_.join();
 }
 
-void say(const std::string& text) {
-    const char* from = text.data();
-    std::size_t left = text.size();
-    while (left > 0) {
-        constexpr int patience_ms = 5000;
+bool write_error(const char* text, std::size_t bytes, int patience_ms) noexcept {
+    while (bytes > 0) {
         pollfd place{STDERR_FILENO, POLLOUT, 0};
         const int ready = ::poll(&place, 1, patience_ms);
-        if (ready == 0 || (ready < 0 && errno != EINTR)) return;
-        const auto n = ::write(STDERR_FILENO, from, left);
+        if (ready == 0 || (ready < 0 && errno != EINTR)) return false;
+        const auto n = ::write(STDERR_FILENO, text, bytes);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return;
-        from += n;
-        left -= static_cast<std::size_t>(n);
+        if (n <= 0) return false;
+        text += n;
+        bytes -= static_cast<std::size_t>(n);
     }
+    return true;
 }
+
+void say(const std::string& text) { write_error(text.data(), text.size(), 5000); }
 
 }  // namespace ftmpi::mpi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -22,6 +23,10 @@ private:
     bool done_ = false;
     std::thread thread_;
 };
+
+/// Writes to standard error, in a signal handler too. False when it was given up: no byte could be written
+/// for `patience_ms`.
+bool write_error(const char* text, std::size_t bytes, int patience_ms) noexcept;
 
 /// One write of the whole text to standard error, so that lines of several ranks are not mixed. A full pipe
 /// that nobody reads is given up after 5 seconds: the process must end all the same.
