@@ -13,11 +13,6 @@ namespace {
 using shard::Candidate;
 using shard::Problem;
 
-std::string rank_label(const PlanRequest& request, int rank) {
-    const auto& name = request.ranks[static_cast<std::size_t>(rank)].name;
-    return "rank " + std::to_string(rank) + (name.empty() ? "" : " (" + name + ")");
-}
-
 std::string tokens(std::int64_t n) { return counted(static_cast<std::uint64_t>(n), "token"); }
 
 void check(const ModelSizes& sizes, const PlanRequest& request) {
@@ -80,7 +75,7 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
     for (int r = 0; r < problem.ranks(); ++r) {
         const auto needed = cut.costs[static_cast<std::size_t>(r)].at(context).total();
         const auto available = request.ranks[static_cast<std::size_t>(r)].bytes;
-        what += (r ? "; " : ": ") + rank_label(request, r) + " needs " + size_text(needed) + ", has " +
+        what += (r ? "; " : ": ") + shard::rank_name(request, r) + " needs " + size_text(needed) + ", has " +
                 size_text(available);
         if (const auto fixed = request.ranks[static_cast<std::size_t>(r)].fixed; needed > available && fixed)
             what += " beside the " + size_text(fixed) + " that a GPU's driver takes";
@@ -112,7 +107,7 @@ std::string shares_that_fit(const Problem& problem, const Candidate& cut, std::i
             available_all += available;
             if (needed > available) missing += needed - available;
             if (best.plan.asked[static_cast<std::size_t>(r)] == 0 && needed > available)
-                ways.push_back(rank_label(request, r) +
+                ways.push_back(shard::rank_name(request, r) +
                                " cannot hold even what every rank needs; leave it out");
         }
         if (needed_all > available_all) missing = needed_all - available_all;
@@ -157,12 +152,12 @@ void note_ranks(const PlanRequest& request, ShardPlan& plan) {
     for (int r = 0; r < plan.ranks; ++r) {
         const auto i = static_cast<std::size_t>(r);
         if (plan.given[i] == 0 && plan.asked[i] > 0)
-            plan.notes.push_back(rank_label(request, r) + " holds no rows: its share of " +
+            plan.notes.push_back(shard::rank_name(request, r) + " holds no rows: its share of " +
                                  percent(plan.asked[i]) + "% is less than a unit");
-        else if (plan.given[i] == 0) plan.notes.push_back(rank_label(request, r) + " holds no rows");
+        else if (plan.given[i] == 0) plan.notes.push_back(shard::rank_name(request, r) + " holds no rows");
         else if (std::abs(plan.given[i] - plan.asked[i]) > 0.01)
-            plan.notes.push_back(rank_label(request, r) + " was asked to hold " + percent(plan.asked[i]) +
-                                 "% and holds " + percent(plan.given[i]) +
+            plan.notes.push_back(shard::rank_name(request, r) + " was asked to hold " +
+                                 percent(plan.asked[i]) + "% and holds " + percent(plan.given[i]) +
                                  "%: the model has too few units to come closer");
     }
 }
@@ -199,7 +194,7 @@ ShardPlan make_plan(const ModelSizes& sizes, const PlanRequest& request) {
         for (int r = 1; r < plan.ranks; ++r)
             if (cut.capacity(problem, r) < cut.capacity(problem, full)) full = r;
         plan.notes.push_back("the context is limited to " + tokens(capacity) + " by the memory of " +
-                             rank_label(request, full));
+                             shard::rank_name(request, full));
     } else if (request.context == 0) {
         plan.notes.push_back("the context is max_position_embeddings, " + tokens(plan.context));
     }

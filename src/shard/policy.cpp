@@ -166,11 +166,6 @@ Candidate with_out_replicated(const Problem& problem, Candidate plain, std::int6
     return other.capacity(problem) >= context && other.seconds < plain.seconds ? other : plain;
 }
 
-std::string name_of_rank(const Problem& problem, int rank) {
-    const auto& name = problem.request.ranks[at(rank)].name;
-    return "rank " + std::to_string(rank) + (name.empty() ? "" : " (" + name + ")");
-}
-
 std::optional<Candidate> fastest(Problem& problem, std::int64_t context) {
     std::optional<Candidate> together;
     for (const bool whole_kv_groups : {false, true}) {
@@ -196,7 +191,8 @@ std::optional<Candidate> fastest(Problem& problem, std::int64_t context) {
         sole = r;
     }
     if (!alone || (together && together->seconds < alone->seconds)) return together;
-    std::string note = name_of_rank(problem, sole) + " holds every row and the other ranks none: predicted " +
+    std::string note = rank_name(problem.request, sole) +
+                       " holds every row and the other ranks none: predicted " +
                        milliseconds(alone->seconds) + " a token";
     if (together && together->plan.exchanges)
         note += " against " + milliseconds(together->seconds) + " shared, of which the gathers are " +
@@ -207,6 +203,11 @@ std::optional<Candidate> fastest(Problem& problem, std::int64_t context) {
 }
 
 }  // namespace
+
+std::string rank_name(const PlanRequest& request, int rank) {
+    const auto& name = request.ranks[at(rank)].name;
+    return "rank " + std::to_string(rank) + (name.empty() ? "" : " (" + name + ")");
+}
 
 Problem::Problem(const ModelSizes& model, const PlanRequest& asked)
     : sizes(model), request(asked),
@@ -225,7 +226,7 @@ Problem::Problem(const ModelSizes& model, const PlanRequest& asked)
         const double known = request.ranks[r].gb_per_s;
         bandwidth.push_back(timed ? (known > 0 ? known : slowest) * 1e9 : 1.0);
         if (timed && known <= 0)
-            notes.push_back("the bandwidth of " + name_of_rank(*this, static_cast<int>(r)) +
+            notes.push_back("the bandwidth of " + rank_name(request, static_cast<int>(r)) +
                             " is unknown: counted as " + number_text(slowest) + " GB/s, the slowest known");
     }
 }

@@ -10,6 +10,9 @@
 
 namespace ftmpi::shard {
 
+/// "rank 1 (16GiB@288)".
+std::string rank_name(const PlanRequest& request, int rank);
+
 /// The request with what every step of the search needs.
 struct Problem {
     Problem(const ModelSizes& sizes, const PlanRequest& request);

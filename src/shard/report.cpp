@@ -1,10 +1,10 @@
 // The plan as a table for people and as JSON for scripts.
 #include <algorithm>
 #include <cstdio>
-#include <utility>
 
 #include "../error.hpp"
 #include "../shard.hpp"
+#include "../text/quoting.hpp"
 #include "../text/size.hpp"
 
 namespace ftmpi {
@@ -50,6 +50,12 @@ private:
     std::vector<std::vector<std::string>> rows_;
 };
 
+/// `cells`, and one more for each group of bytes.
+template <class F> std::vector<std::string> with_groups(std::vector<std::string> cells, F cell_of) {
+    for (const ByteGroup& group : kByteGroups) cells.push_back(cell_of(group));
+    return cells;
+}
+
 /// Names longer than the column are cut at the end of a UTF-8 character.
 std::string short_name(const std::string& name) {
     constexpr std::size_t kWidth = 16;
@@ -59,17 +65,24 @@ std::string short_name(const std::string& name) {
     return name.substr(0, end) + "~";
 }
 
-/// What a rank holds over all layers: sums, and the least and most of a layer.
-struct Held {
-    std::int64_t groups = 0, query_heads = 0, kv_heads = 0;
-    std::int64_t out_least = -1, out_most = 0, expert_least = -1, expert_most = 0, shared_least = -1,
-                 shared_most = 0, down_least = -1, down_most = 0;
+/// The least and most of what a rank holds in a layer.
+struct Extent {
+    std::int64_t least = -1, most = 0;
+
+    void add(std::int64_t n) {
+        least = least < 0 ? n : std::min(least, n);
+        most = std::max(most, n);
+    }
+    std::string text() const {
+        return (least < 0 || least == most ? "" : std::to_string(least) + "-") + std::to_string(most);
+    }
 };
 
-void widen(std::int64_t& least, std::int64_t& most, std::int64_t n) {
-    least = least < 0 ? n : std::min(least, n);
-    most = std::max(most, n);
-}
+/// What a rank holds over all layers.
+struct Held {
+    std::int64_t groups = 0, query_heads = 0, kv_heads = 0;
+    Extent out, expert, shared, down;
+};
 
 Held held_by(const ModelConfig& config, const ShardPlan& plan, std::size_t r) {
     Held held;
@@ -81,17 +94,12 @@ Held held_by(const ModelConfig& config, const ShardPlan& plan, std::size_t r) {
             held.query_heads += cut.mixer[r].size();
             held.kv_heads += kv_heads_of(config, cut.mixer[r]).size();
         }
-        widen(held.out_least, held.out_most, cut.out[r].size());
-        widen(held.expert_least, held.expert_most, cut.expert[r].size());
-        widen(held.shared_least, held.shared_most, cut.shared[r].size());
-        widen(held.down_least, held.down_most, cut.down[r].size());
+        held.out.add(cut.out[r].size());
+        held.expert.add(cut.expert[r].size());
+        held.shared.add(cut.shared[r].size());
+        held.down.add(cut.down[r].size());
     }
     return held;
-}
-
-std::string span(std::int64_t least, std::int64_t most) {
-    if (least < 0) return "0";
-    return least == most ? std::to_string(most) : std::to_string(least) + "-" + std::to_string(most);
 }
 
 /// Text broken at spaces so that no line is longer than 118 columns; later lines are indented.
@@ -112,39 +120,33 @@ std::string wrapped(const std::string& text) {
     return out + line;
 }
 
-std::string quoted(const std::string& text) {
-    std::string out = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') {
-            out += '\\';
-            out += c;
-        } else if (static_cast<unsigned char>(c) < 0x20) {
-            char escape[8];
-            std::snprintf(escape, sizeof escape, "\\u%04x",
-                          static_cast<unsigned>(static_cast<unsigned char>(c)));
-            out += escape;
-        } else {
-            out += c;
-        }
-    }
-    return out + '"';
-}
-
 std::string decimal(double value) {
     char text[40];
     std::snprintf(text, sizeof text, "%.9g", value);
     return text;
 }
 
-template <class T, class F> std::string json_array(const std::vector<T>& values, F&& element) {
-    std::string out = "[";
-    for (const auto& value : values) out += (out.size() > 1 ? ", " : "") + element(value);
-    return out + "]";
+std::string decimal_or_null(double value) { return value > 0 ? decimal(value) : "null"; }
+
+std::string joined(const std::vector<std::string>& items, const char* between = ", ") {
+    std::string out;
+    for (const auto& item : items) out += (out.empty() ? "" : between) + item;
+    return out;
 }
 
-std::string json_ranges(const std::vector<Range>& ranges) {
-    return json_array(
-        ranges, [](Range r) { return "[" + std::to_string(r.begin) + ", " + std::to_string(r.end) + "]"; });
+/// One member of a JSON object; a text is JSON already.
+template <class T> std::string member(const std::string& name, const T& value) {
+    const std::string begin = '"' + name + "\": ";
+    if constexpr (std::is_same_v<T, bool>) return begin + (value ? "true" : "false");
+    else if constexpr (std::is_integral_v<T>) return begin + std::to_string(value);
+    else return begin + value;
+}
+
+std::string json_ranges(const std::string& name, const std::vector<Range>& ranges) {
+    std::vector<std::string> items;
+    for (const Range r : ranges)
+        items.push_back("[" + std::to_string(r.begin) + ", " + std::to_string(r.end) + "]");
+    return member(name, "[" + joined(items) + "]");
 }
 
 }  // namespace
@@ -158,17 +160,13 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
                        (plan.embedding_on_host ? "in host memory" : "on every rank") + "\n\nMemory in MiB\n";
 
     Table memory;
-    std::vector<std::string> headings{"rank", "name", "has", "needs", "free"};
-    for (const auto& group : kByteGroups) headings.push_back(group.heading);
-    memory.row(std::move(headings));
-    for (int r = 0; r < plan.ranks; ++r) {
-        const auto i = static_cast<std::size_t>(r);
+    memory.row(with_groups({"rank", "name", "has", "needs", "free"},
+                           [](auto& g) { return std::string(g.heading); }));
+    for (std::size_t i = 0; i < plan.bytes.size(); ++i) {
         const auto& bytes = plan.bytes[i];
-        std::vector<std::string> cells{std::to_string(r), short_name(plan.names[i]),
-                                       mebibytes(plan.available[i]), mebibytes(bytes.total()),
-                                       mebibytes(plan.available[i] - bytes.total())};
-        for (const auto& group : kByteGroups) cells.push_back(mebibytes(bytes.*group.bytes));
-        memory.row(std::move(cells));
+        memory.row(with_groups({std::to_string(i), short_name(plan.names[i]), mebibytes(plan.available[i]),
+                                mebibytes(bytes.total()), mebibytes(plan.available[i] - bytes.total())},
+                               [&](auto& g) { return mebibytes(bytes.*g.bytes); }));
     }
     text += memory.text();
 
@@ -178,16 +176,14 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     Table rows;
     rows.row({"rank", "name", "asked", "given", "key heads", "query heads", "kv heads", "out", "expert",
               "shared", "down", "vocabulary"});
-    for (int r = 0; r < plan.ranks; ++r) {
-        const auto i = static_cast<std::size_t>(r);
+    for (std::size_t i = 0; i < plan.bytes.size(); ++i) {
         const auto held = held_by(config, plan, i);
         rows.row(
-            {std::to_string(r), short_name(plan.names[i]), percent(plan.asked[i]), percent(plan.given[i]),
+            {std::to_string(i), short_name(plan.names[i]), percent(plan.asked[i]), percent(plan.given[i]),
              std::to_string(held.groups) + "/" + std::to_string(delta_layers * config.key_heads),
              std::to_string(held.query_heads) + "/" + std::to_string(attention_layers * config.query_heads),
              std::to_string(held.kv_heads) + "/" + std::to_string(attention_layers * config.kv_heads),
-             span(held.out_least, held.out_most), span(held.expert_least, held.expert_most),
-             span(held.shared_least, held.shared_most), span(held.down_least, held.down_most),
+             held.out.text(), held.expert.text(), held.shared.text(), held.down.text(),
              std::to_string(plan.head[i].begin) + "-" + std::to_string(plan.head[i].end)});
     }
     text += rows.text();
@@ -195,10 +191,9 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
     text += "\nA decoded token, predicted\n";
     Table time;
     time.row({"rank", "name", "GB/s", "MB read", "ms"});
-    for (int r = 0; r < plan.ranks; ++r) {
-        const auto i = static_cast<std::size_t>(r);
+    for (std::size_t i = 0; i < plan.bytes.size(); ++i) {
         const bool known = plan.gb_per_s[i] > 0;
-        time.row({std::to_string(r), short_name(plan.names[i]),
+        time.row({std::to_string(i), short_name(plan.names[i]),
                   known ? number_text(plan.gb_per_s[i]) : "unknown", number_text(plan.reads[i].token() / 1e6),
                   known ? number_text(plan.rank_seconds[i] * 1e3, 3) : "unknown"});
     }
@@ -221,13 +216,10 @@ std::string plan_table(const ModelSizes& sizes, const ShardPlan& plan) {
 
 std::string allocated_table(const ShardPlan& plan, const std::vector<RankBytes>& held) {
     Table table;
-    std::vector<std::string> headings{"rank", "", "all"};
-    for (const auto& group : kByteGroups) headings.push_back(group.heading);
-    table.row(std::move(headings));
+    table.row(with_groups({"rank", "", "all"}, [](auto& g) { return std::string(g.heading); }));
     const auto row = [&](std::size_t rank, const char* what, const RankBytes& bytes) {
-        std::vector<std::string> cells{std::to_string(rank), what, mebibytes(bytes.total())};
-        for (const auto& group : kByteGroups) cells.push_back(mebibytes(bytes.*group.bytes));
-        table.row(std::move(cells));
+        table.row(with_groups({std::to_string(rank), what, mebibytes(bytes.total())},
+                              [&](auto& g) { return mebibytes(bytes.*g.bytes); }));
     };
     for (std::size_t r = 0; r < held.size(); ++r) {
         row(r, "planned", plan.bytes[r]);
@@ -238,51 +230,53 @@ std::string allocated_table(const ShardPlan& plan, const std::vector<RankBytes>&
 
 std::string plan_json(const ModelSizes& sizes, const ShardPlan& plan) {
     const auto& config = sizes.config;
-    const auto whole = [](std::int64_t n) { return std::to_string(n); };
-    std::string out = "{\n  \"policy\": " + quoted(std::string(name_of(plan.policy))) + ",\n  \"ranks\": [\n";
-    for (int r = 0; r < plan.ranks; ++r) {
-        const auto i = static_cast<std::size_t>(r);
-        const auto held = held_by(config, plan, i);
-        out += "    {\"rank\": " + whole(r) + ", \"name\": " + quoted(plan.names[i]) +
-               ", \"available_bytes\": " + std::to_string(plan.available[i]) +
-               ", \"needed_bytes\": " + std::to_string(plan.bytes[i].total()) + ", \"bytes\": {";
-        bool first = true;
-        for (const auto& group : kByteGroups) {
-            out += std::string(first ? "" : ", ") + '"' + group.name +
-                   "\": " + std::to_string(plan.bytes[i].*group.bytes);
-            first = false;
-        }
-        out += "}, \"asked_share\": " + decimal(plan.asked[i]) +
-               ", \"given_share\": " + decimal(plan.given[i]) + ", \"key_heads\": " + whole(held.groups) +
-               ", \"query_heads\": " + whole(held.query_heads) + ", \"kv_heads\": " + whole(held.kv_heads) +
-               ", \"read_bytes_per_token\": " + decimal(plan.reads[i].token()) +
-               ", \"gb_per_s\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.gb_per_s[i]) : "null") +
-               ", \"seconds\": " + (plan.gb_per_s[i] > 0 ? decimal(plan.rank_seconds[i]) : "null") + "}" +
-               (r + 1 < plan.ranks ? ",\n" : "\n");
+    std::vector<std::string> ranks, layers, notes;
+    for (std::size_t r = 0; r < plan.bytes.size(); ++r) {
+        const auto held = held_by(config, plan, r);
+        std::vector<std::string> bytes;
+        for (const auto& group : kByteGroups) bytes.push_back(member(group.name, plan.bytes[r].*group.bytes));
+        const bool known = plan.gb_per_s[r] > 0;
+        ranks.push_back(
+            "    {" +
+            joined({member("rank", r), member("name", json_string(plan.names[r])),
+                    member("available_bytes", plan.available[r]),
+                    member("needed_bytes", plan.bytes[r].total()), member("bytes", "{" + joined(bytes) + "}"),
+                    member("asked_share", decimal(plan.asked[r])),
+                    member("given_share", decimal(plan.given[r])), member("key_heads", held.groups),
+                    member("query_heads", held.query_heads), member("kv_heads", held.kv_heads),
+                    member("read_bytes_per_token", decimal(plan.reads[r].token())),
+                    member("gb_per_s", decimal_or_null(plan.gb_per_s[r])),
+                    member("seconds", known ? decimal(plan.rank_seconds[r]) : std::string("null"))}) +
+            "}");
     }
-    out += "  ],\n  \"context\": " + whole(plan.context) +
-           ",\n  \"context_capacity\": " + whole(plan.context_capacity) +
-           ",\n  \"cache_tokens\": " + whole(plan.context_capacity * plan.slots) +
-           ",\n  \"slots\": " + whole(plan.slots) + ",\n  \"kv\": " + quoted(std::string(name_of(plan.kv))) +
-           ",\n  \"prefill_rows\": " + whole(plan.prefill_rows) +
-           ",\n  \"embedding_on_host\": " + (plan.embedding_on_host ? "true" : "false") +
-           ",\n  \"out_replicated\": " + (plan.out_replicated ? "true" : "false") +
-           ",\n  \"whole_kv_groups\": " + (plan.whole_kv_groups ? "true" : "false") +
-           ",\n  \"gathers_per_token\": " + whole(plan.exchanges) +
-           ",\n  \"gather_seconds\": " + decimal(plan.exchange_seconds) + ",\n  \"seconds_per_token\": " +
-           (plan.seconds_per_token > 0 ? decimal(plan.seconds_per_token) : "null") +
-           ",\n  \"tokens_per_second\": " +
-           (plan.seconds_per_token > 0 ? decimal(1 / plan.seconds_per_token) : "null") +
-           ",\n  \"head\": " + json_ranges(plan.head) + ",\n  \"layers\": [\n";
     for (std::size_t l = 0; l < plan.layers.size(); ++l) {
         const auto& cut = plan.layers[l];
-        out += std::string("    {\"kind\": ") +
-               (config.layers[l] == LayerKind::delta_net ? "\"delta_net\"" : "\"attention\"") +
-               ", \"mixer\": " + json_ranges(cut.mixer) + ", \"out\": " + json_ranges(cut.out) +
-               ", \"expert\": " + json_ranges(cut.expert) + ", \"shared\": " + json_ranges(cut.shared) +
-               ", \"down\": " + json_ranges(cut.down) + "}" + (l + 1 < plan.layers.size() ? ",\n" : "\n");
+        const char* kind = config.layers[l] == LayerKind::delta_net ? "\"delta_net\"" : "\"attention\"";
+        layers.push_back("    {" +
+                         joined({member("kind", kind), json_ranges("mixer", cut.mixer),
+                                 json_ranges("out", cut.out), json_ranges("expert", cut.expert),
+                                 json_ranges("shared", cut.shared), json_ranges("down", cut.down)}) +
+                         "}");
     }
-    return out + "  ],\n  \"notes\": " + json_array(plan.notes, quoted) + "\n}\n";
+    for (const auto& note : plan.notes) notes.push_back(json_string(note));
+    const double seconds = plan.seconds_per_token;
+    return "{\n  " +
+           joined(
+               {member("policy", json_string(name_of(plan.policy))),
+                member("ranks", "[\n" + joined(ranks, ",\n") + "\n  ]"), member("context", plan.context),
+                member("context_capacity", plan.context_capacity),
+                member("cache_tokens", plan.context_capacity * plan.slots), member("slots", plan.slots),
+                member("kv", json_string(name_of(plan.kv))), member("prefill_rows", plan.prefill_rows),
+                member("embedding_on_host", plan.embedding_on_host),
+                member("out_replicated", plan.out_replicated),
+                member("whole_kv_groups", plan.whole_kv_groups), member("gathers_per_token", plan.exchanges),
+                member("gather_seconds", decimal(plan.exchange_seconds)),
+                member("seconds_per_token", decimal_or_null(seconds)),
+                member("tokens_per_second", decimal_or_null(seconds > 0 ? 1 / seconds : 0)),
+                json_ranges("head", plan.head), member("layers", "[\n" + joined(layers, ",\n") + "\n  ]"),
+                member("notes", "[" + joined(notes) + "]")},
+               ",\n  ") +
+           "\n}\n";
 }
 
 }  // namespace ftmpi
