@@ -43,6 +43,8 @@ struct GenerateOptions {
 /// Throws Error(bad_input) when the tokenizer has ids beyond the model's `rows` of vocabulary.
 void require_vocabulary(const Tokenizer& tokenizer, std::int64_t rows);
 
+class LogitsWorker;
+
 class Generator {
 public:
     struct Events {
@@ -81,12 +83,11 @@ public:
 private:
     struct Sequence;
     struct Step;
-    struct Ledger;
     using StepPointer = std::unique_ptr<Step>;
     bool may_run_ahead();
     void start(const Request& request, int slot, const Events& events);
     void decode(const Events& events);
-    void drain(const Events& events);
+    void read_in_flight(StepPointer next, const Events& events);
     // A step's life: issued, its logits captured before the next step writes its own, read back.
     StepPointer issue(const Step* before, const Events& events);
     StepPointer argmax(std::vector<Sequence*> sequences, const float* logits, double begin,
@@ -115,7 +116,7 @@ private:
     HostArray<float> row_;  ///< logits to sample from
     std::vector<std::unique_ptr<Sequence>> slots_;
     StepPointer in_flight_;  ///< issued and not read back; while there is one, all sequences are in it
-    std::unique_ptr<Ledger> ledger_;
+    std::unique_ptr<LogitsWorker> ledger_;
     bool ahead_ = false, stopping_ = false;
 };
 

@@ -90,7 +90,7 @@ public:
     const Options& options() const { return options_; }
     mpi::Session& session() { return session_; }
     Backend& backend() { return *device_.backend; }
-    Communicator& communicator() { return *communicator_; }
+    Communicator& communicator() const { return *communicator_; }
     const Checkpoint& checkpoint() const { return *checkpoint_; }
     const ModelConfig& config() const { return config_; }
     const Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -33,9 +33,8 @@ void Screen::plan(const Engine& engine) const {
     for (const auto& w : engine.config().warnings) std::fprintf(stderr, "note: %s\n", w.c_str());
     for (const auto& w : engine.inventory().notes()) std::fprintf(stderr, "note: %s\n", w.c_str());
     std::fputs(plan_table(engine.inventory().sizes(), engine.shard_plan()).c_str(), stderr);
-    std::fprintf(stderr, "transport: %s (%s)\n",
-                 const_cast<Engine&>(engine).communicator().transport().c_str(),
-                 const_cast<Engine&>(engine).communicator().reason().c_str());
+    const Communicator& ranks = engine.communicator();
+    std::fprintf(stderr, "transport: %s (%s)\n", ranks.transport().c_str(), ranks.reason().c_str());
 }
 
 void Screen::resumed(std::size_t finished, std::int64_t failed, bool nothing_left) const {

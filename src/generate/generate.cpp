@@ -32,7 +32,7 @@ Generator::Generator(Backend& backend, Communicator& communicator, Model& model,
     slots_.resize(static_cast<std::size_t>(state.slots()));
     options_.prefill_chunk = std::clamp<std::int64_t>(options_.prefill_chunk, 1, model.max_rows());
     if (communicator.rank() == 0 && (options_.hash || options_.save_logits))
-        ledger_ = std::make_unique<Ledger>(
+        ledger_ = std::make_unique<LogitsWorker>(
             backend, options_.hash, options_.save_logits, vocabulary_,
             std::max(slots_.size(), std::clamp<std::size_t>(2 * slots_.size(), 8, 64)));
     if (!options_.sampling.greedy()) row_ = HostArray<float>(backend, vocabulary_, "logits in host memory");
@@ -45,7 +45,11 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
     const bool alone = slots_.size() == 1;
     ahead_ = may_run_ahead();
     while (!stopping_) {
-        if (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr)) drain(events);
+        if (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr) && in_flight_) {
+            // A request comes into a free slot: its prefill writes logits.
+            capture(*in_flight_);
+            read_in_flight(nullptr, events);
+        }
         bool active = false;
         for (std::size_t s = 0; s < slots_.size() && !stopping_; ++s) {
             while (!slots_[s] && next < requests.size() && !stopping_) {
@@ -110,21 +114,16 @@ void Generator::decode(const Events& events) {
     if (!in_flight_) in_flight_ = issue(nullptr, events);
     capture(*in_flight_);
     StepPointer next = ahead_ ? issue(in_flight_.get(), events) : nullptr;
+    read_in_flight(std::move(next), events);
+}
+
+/// Reads what is under way, after which `next` is.
+void Generator::read_in_flight(StepPointer next, const Events& events) {
     read_back(*in_flight_, events);
     if (next)
         for (Sequence*& s : next->sequences)
             if (s && s->finished) s = nullptr;
     in_flight_ = std::move(next);
-    for (auto& s : slots_)
-        if (s && s->finished) s.reset();
-}
-
-/// Reads what is under way, before a request comes into a free slot: its prefill writes logits.
-void Generator::drain(const Events& events) {
-    if (!in_flight_) return;
-    capture(*in_flight_);
-    read_back(*in_flight_, events);
-    in_flight_.reset();
     for (auto& s : slots_)
         if (s && s->finished) s.reset();
 }

@@ -38,10 +38,6 @@ struct Generator::Step {
     std::string_view phase;
 };
 
-struct Generator::Ledger : LogitsWorker {
-    using LogitsWorker::LogitsWorker;
-};
-
 /// Seconds of a clock that never goes back.
 inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
