@@ -18,9 +18,6 @@ std::uint64_t random_odd() {
     return std::uint64_t{source()} << 32 | source() | 1;
 }
 
-constexpr std::size_t kShort =
-    32;  ///< pieces up to this many bytes are searched again after each join, longer ones queue
-
 }  // namespace
 
 void Merges::reserve(std::size_t merges) { grow(std::bit_ceil(merges * 2 + 16)); }
@@ -67,43 +64,6 @@ std::int32_t Merges::id_of_byte(char byte) const {
 }
 
 void Merges::encode(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const {
-    if (piece.size() <= kShort) {
-        encode_short(piece, ids);
-    } else {
-        encode_long(piece, scratch, ids);
-    }
-}
-
-void Merges::encode_short(std::string_view piece, std::vector<std::int32_t>& ids) const {
-    std::array<std::int32_t, kShort> symbols;
-    std::array<std::uint32_t, kShort> ranks;  // of the pair that begins here; kNoMerge for the last symbol
-    std::array<std::int32_t, kShort> joined;
-    std::size_t count = piece.size();
-    const auto look_up = [&](std::size_t i) {
-        ranks[i] = kNoMerge;
-        if (i + 1 >= count) return;
-        const auto& merge = find(symbols[i], symbols[i + 1]);
-        ranks[i] = merge.rank;
-        joined[i] = merge.joined;
-    };
-    for (std::size_t i = 0; i < count; ++i) symbols[i] = id_of_byte(piece[i]);
-    for (std::size_t i = 0; i < count; ++i) look_up(i);
-    while (count > 1) {
-        const auto best =
-            static_cast<std::size_t>(std::min_element(ranks.begin(), ranks.begin() + count) - ranks.begin());
-        if (ranks[best] == kNoMerge) break;
-        symbols[best] = joined[best];
-        std::copy(symbols.begin() + best + 2, symbols.begin() + count, symbols.begin() + best + 1);
-        std::copy(ranks.begin() + best + 2, ranks.begin() + count, ranks.begin() + best + 1);
-        std::copy(joined.begin() + best + 2, joined.begin() + count, joined.begin() + best + 1);
-        --count;
-        look_up(best);
-        if (best > 0) look_up(best - 1);
-    }
-    ids.insert(ids.end(), symbols.begin(), symbols.begin() + count);
-}
-
-void Merges::encode_long(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const {
     auto& symbols = scratch.symbols;
     auto& queue = scratch.queue;
     const auto count = static_cast<std::int32_t>(piece.size());

@@ -47,8 +47,6 @@ private:
     const Merge& find(std::int32_t left, std::int32_t right) const;
     std::size_t slot_of(std::int32_t left, std::int32_t right) const;
     void grow(std::size_t slots);
-    void encode_short(std::string_view piece, std::vector<std::int32_t>& ids) const;
-    void encode_long(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const;
     std::int32_t id_of_byte(char byte) const;
 
     std::array<std::int32_t, 256> byte_ids_;
