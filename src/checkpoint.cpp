@@ -1,13 +1,11 @@
 #include "checkpoint.hpp"
 
-#include <simdjson.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -15,6 +13,7 @@
 #include "checkpoint/mapped_file.hpp"
 #include "digest.hpp"
 #include "error.hpp"
+#include "json.hpp"
 #include "text/small_file.hpp"
 
 namespace ftmpi {
@@ -40,25 +39,11 @@ std::string listing(const std::vector<std::string>& names, std::size_t limit = 2
 /// model.safetensors.index.json: which shard holds which tensor.
 class Index {
 public:
-    Index(const std::filesystem::path& path, const std::string& text) : path_(path.string()), text_(text) {
-        simdjson::dom::element root;
-        if (const auto error = parser_.parse(text_).get(root)) {
-            if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-            refuse(std::string("is not valid JSON: ") + simdjson::error_message(error));
-        }
-        simdjson::dom::object weight_map, object;
-        if (root.get(object)) refuse("is not a JSON object");
-        int maps = 0;
-        for (const auto& [key, value] : object) {
-            if (key != "weight_map") continue;
-            if (value.get(weight_map)) refuse("weight_map is not an object");
-            if (++maps > 1) refuse("has weight_map twice");
-        }
-        if (!maps) refuse("has no weight_map");
-        read_total(object);
-        shard_of_.reserve(weight_map.size());
+    explicit Index(const std::filesystem::path& path) : file_(path, kIndexLimit) {
+        const JsonObject map = file_.root().object("weight_map");
+        shard_of_.reserve(map.size());
         std::unordered_map<std::string_view, int> numbers;
-        for (const auto& [name, value] : weight_map) {
+        map.each([&](std::string_view name, simdjson::dom::element value) {
             std::string_view file;
             if (value.get(file))
                 refuse("tensor " + in_quotes(name) + " is mapped to something that is not a file name");
@@ -70,14 +55,18 @@ public:
                            ", which is not a plain file name in the same directory");
                 files_.emplace_back(file);
             }
-            if (!shard_of_.try_emplace(name, Place{known->second, false}).second)
-                refuse("duplicate tensor name " + in_quotes(name));
-        }
+            shard_of_.emplace(name, Place{known->second, false});
+        });
         if (files_.empty()) refuse("weight_map is empty");
     }
 
+    std::string sha256() const { return hex(ftmpi::sha256(file_.bytes())); }
     const std::vector<std::string>& files() const { return files_; }
-    std::optional<std::uint64_t> total_size() const { return total_size_; }
+    std::optional<std::uint64_t> total_size() const {
+        const auto metadata = file_.root().member("metadata");
+        std::uint64_t total = 0;
+        return metadata && !(*metadata)["total_size"].get(total) ? std::optional(total) : std::nullopt;
+    }
 
     /// Notes that shard `file` holds `name`; refuses it when the index says otherwise.
     void mark_found(std::string_view name, int file) {
@@ -109,21 +98,12 @@ private:
     };
 
     [[noreturn]] void refuse(const std::string& what) const {
-        throw Error(Exit::bad_input, path_ + ": " + what);
+        throw Error(Exit::bad_input, file_.root().file() + ": " + what);
     }
 
-    void read_total(const simdjson::dom::object& root) {
-        simdjson::dom::object metadata;
-        std::uint64_t total = 0;
-        if (!root["metadata"].get(metadata) && !metadata["total_size"].get(total)) total_size_ = total;
-    }
-
-    std::string path_;
-    simdjson::padded_string text_;
-    simdjson::dom::parser parser_;  // the names below point into it
+    JsonFile file_;  // the names below point into it
     std::unordered_map<std::string_view, Place> shard_of_;
     std::vector<std::string> files_;
-    std::optional<std::uint64_t> total_size_;
 };
 
 }  // namespace
@@ -186,9 +166,8 @@ struct Checkpoint::State {
     }
 
     void open_sharded(const std::filesystem::path& index_path) {
-        const auto text = read_small_file(index_path, kIndexLimit, {.downloaded = true});
-        index_sha256 = hex(sha256(text));
-        Index index(index_path, text);
+        Index index(index_path);
+        index_sha256 = index.sha256();
         std::vector<std::string> missing;
         for (const auto& name : index.files()) {
             std::error_code error;

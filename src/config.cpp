@@ -8,10 +8,10 @@
 #include <unordered_set>
 
 #include "config/family.hpp"
-#include "config/json_object.hpp"
 #include "config/quantization.hpp"
 #include "digest.hpp"
 #include "error.hpp"
+#include "json.hpp"
 
 namespace ftmpi {
 namespace {

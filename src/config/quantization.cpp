@@ -112,10 +112,8 @@ void check_fp8(const JsonObject& object) {
     if (const auto fmt = object.optional_text("fmt"); fmt && *fmt != "e4m3")
         object.refuse("fmt", "is \"" + *fmt + "\"; only e4m3 is known");
     if (!object.has("weight_block_size")) return;
-    simdjson::dom::array block;
     std::vector<std::int64_t> sides;
-    if (object.member("weight_block_size")->get(block)) object.refuse("weight_block_size", "is not an array");
-    for (const simdjson::dom::element side : block) {
+    for (const simdjson::dom::element side : object.array("weight_block_size")) {
         std::int64_t n = 0;
         if (!side.is_int64() || side.get(n))
             object.refuse("weight_block_size", "holds something that is not an integer");

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "json_object.hpp"
+#include "../json.hpp"
 
 namespace ftmpi {
 

@@ -1,13 +1,11 @@
 // Chat prompts of one user turn, under chat templates whose exact text is known. Any other is refused: its
 // rendering is left to Jinja2, the reference, which jobs/render_chat.py calls.
-#include <simdjson.h>
-
 #include <algorithm>
 #include <array>
-#include <new>
 
 #include "../digest.hpp"
 #include "../error.hpp"
+#include "../json.hpp"
 #include "../text/small_file.hpp"
 #include "../text/utf8.hpp"
 #include "../tokenizer.hpp"
@@ -41,20 +39,14 @@ struct FoundTemplate {
 /// `chat_template` of a JSON file: a text, or a list of named ones, of which "default" is meant.
 std::optional<FoundTemplate> template_in(const std::filesystem::path& file) {
     if (std::filesystem::symlink_status(file).type() == std::filesystem::file_type::not_found) return {};
-    simdjson::dom::parser parser;
-    simdjson::dom::object object;
-    const auto json = read_small_file(file, kLargestTemplate, {.downloaded = true});
-    if (const auto error = parser.parse(json).get(object)) {
-        if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-        throw Error(Exit::bad_input, file.string() + ": " + simdjson::error_message(error));
-    }
-    simdjson::dom::element value;
-    if (object["chat_template"].get(value) || value.is_null()) return {};
+    const JsonFile json(file, kLargestTemplate);
+    const auto value = json.root().member("chat_template");
+    if (!value) return {};
     const auto place = file.string() + ": chat_template";
     std::string_view text, name;
-    if (!value.get(text)) return FoundTemplate{place, std::string(text)};
+    if (!value->get(text)) return FoundTemplate{place, std::string(text)};
     simdjson::dom::array named;
-    if (value.get(named)) throw Error(Exit::bad_input, place + " is neither a string nor a list");
+    if (value->get(named)) throw Error(Exit::bad_input, place + " is neither a string nor a list");
     for (const auto one : named)
         if (!one["name"].get(name) && name == "default" && !one["template"].get(text))
             return FoundTemplate{place + " \"default\"", std::string(text)};

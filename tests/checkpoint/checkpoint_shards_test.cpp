@@ -48,7 +48,8 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
         {{{"a", first}, {"b", first}, {"c", second}, {"d", second}},
          {"does not hold: \"d\" (" + second + ")"}},
         {{{"a", first}, {"b", first}}, {}},
-        {{{"a", first}, {"b", first}, {"c", second}, {"a", first}}, {"duplicate tensor name \"a\""}},
+        {{{"a", first}, {"b", first}, {"c", second}, {"a", first}},
+         {"has the key \"a\" twice in one object, weight_map"}},
         {{{"a", first}, {"b", first}, {"c", "model-00003-of-00003.safetensors"}},
          {"missing: model-00003-of-00003.safetensors", "incomplete download"}},
         {{{"a", "x-1.safetensors"}, {"b", "x-2.safetensors"}, {"c", second}},
@@ -69,10 +70,11 @@ BOOST_FIXTURE_TEST_CASE(index_and_shards_must_agree, Sharded) {
     }
     for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{
              {"{\"weight_map\":[]}", "weight_map is not an object"},
-             {"{\"metadata\":{}}", "has no weight_map"},
-             {"[]", "not a JSON object"},
+             {"{\"metadata\":{}}", "weight_map is missing"},
+             {"[]", "does not hold a JSON object"},
              {"{\"weight_map\":{\"a\":1}}", "tensor \"a\" is mapped to something that is not a file name"},
-             {"{\"weight_map\":{\"a\":\"" + first + "\"},\"weight_map\":{}}", "weight_map twice"},
+             {"{\"weight_map\":{\"a\":\"" + first + "\"},\"weight_map\":{}}",
+              "has the key \"weight_map\" twice"},
              {"{\"weight_map\":{\"a\":}}", "not valid JSON"},
              {"", "not valid JSON: Empty"}}) {
         write_file(directory / "model.safetensors.index.json", text);

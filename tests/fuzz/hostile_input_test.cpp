@@ -206,7 +206,7 @@ BOOST_AUTO_TEST_CASE(added_tokens_have_a_longest_length) {
     });
     file.added = added_token(300, std::string(1025, 'a'));
     BOOST_TEST(says(safe_refusal(Exit::bad_input, [&] { file.load(); }),
-                    "a token of 1025 bytes is not implemented, at most 1024 are"));
+                    "content of 1025 bytes is not implemented, at most 1024 are"));
 }
 
 // Children of a node are found by halving, signed or not.

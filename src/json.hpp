@@ -1,5 +1,5 @@
-// JSON files of a model directory, read strictly: every access checks presence, type and bounds and names
-// file and key.
+// JSON files of a checkpoint, read strictly: every access checks presence, type and bounds and names file and
+// key.
 #pragma once
 
 #include <simdjson.h>
@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../error.hpp"
+#include "error.hpp"
 
 namespace ftmpi {
 
@@ -31,7 +31,9 @@ public:
     std::string text(std::string_view key) const;
     double number(std::string_view key) const;  ///< finite
     JsonObject object(std::string_view key) const;
-    std::vector<std::string> texts(std::string_view key) const;  ///< an array of strings
+    simdjson::dom::array array(std::string_view key) const;
+    std::vector<std::string> texts(std::string_view key) const;   ///< an array of strings
+    std::vector<JsonObject> objects(std::string_view key) const;  ///< an array of objects
 
     // Empty when the key is absent; a wrong type is an error all the same.
     std::optional<std::int64_t> optional_integer(std::string_view key, std::int64_t low,
@@ -43,6 +45,7 @@ public:
     /// A member that is at hand already, so that it need not be looked up among the others.
     JsonObject as_object(std::string_view key, const simdjson::dom::element& value) const;
 
+    std::size_t size() const { return object_.size(); }
     /// Every member: f(key, element).
     template <class F> void each(F&& f) const {
         for (const auto& [key, value] : object_) f(key, value);
@@ -66,8 +69,8 @@ private:
 /// A parsed file whose root is an object without duplicate keys anywhere.
 class JsonFile {
 public:
-    /// Error(bad_input) when the file is absent, not regular, larger than 64 MiB or no such JSON.
-    explicit JsonFile(const std::filesystem::path& path);
+    /// Error(bad_input) when the file is absent, not regular, larger than `limit` bytes or no such JSON.
+    explicit JsonFile(const std::filesystem::path& path, std::uint64_t limit = std::uint64_t{64} << 20);
 
     JsonObject root() const { return JsonObject(root_, path_.string(), ""); }
     std::string_view bytes() const { return {text_.data(), text_.size()}; }

@@ -1,10 +1,10 @@
-#include "json_object.hpp"
+#include "json.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <new>
 
-#include "../text/small_file.hpp"
+#include "text/small_file.hpp"
 
 namespace ftmpi {
 namespace {
@@ -12,36 +12,36 @@ namespace {
 using simdjson::dom::element;
 using simdjson::dom::element_type;
 
-constexpr std::uint64_t kLimit = std::uint64_t{64} << 20;
-
 [[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& what,
                               std::string hint = {}) {
     throw Error(Exit::bad_input, path.string() + " " + what, std::move(hint));
 }
 
-/// Two values under one key: which of them counts differs from reader to reader.
-void check_no_duplicates(const std::filesystem::path& path, const element& value) {
+/// Two values under one key: which of them counts differs from reader to reader. `where` names `value`.
+void check_no_duplicates(const std::filesystem::path& path, const element& value, const std::string& where) {
     simdjson::dom::object object;
     simdjson::dom::array array;
     if (!value.get(object)) {
         std::vector<std::string_view> keys;
         for (const auto& [key, member] : object) {
             keys.push_back(key);
-            check_no_duplicates(path, member);
+            if (member.is_object() || member.is_array())
+                check_no_duplicates(path, member, (where.empty() ? "" : where + ".") + std::string(key));
         }
         std::sort(keys.begin(), keys.end());
         const auto twice = std::adjacent_find(keys.begin(), keys.end());
         if (twice != keys.end())
-            refuse_file(path, "has the key \"" + std::string(*twice) + "\" twice in one object");
+            refuse_file(path, "has the key \"" + std::string(*twice) + "\" twice in one object" +
+                                  (where.empty() ? "" : ", " + where));
     } else if (!value.get(array)) {
-        for (const element member : array) check_no_duplicates(path, member);
+        for (const element member : array) check_no_duplicates(path, member, where);
     }
 }
 
 }  // namespace
 
-JsonFile::JsonFile(const std::filesystem::path& path)
-    : path_(path), text_(read_small_file(path, kLimit,
+JsonFile::JsonFile(const std::filesystem::path& path, std::uint64_t limit)
+    : path_(path), text_(read_small_file(path, limit,
                                          {.hint = "is this the whole folder of a Hugging Face checkpoint?",
                                           .downloaded = true})) {
     element root;
@@ -51,7 +51,7 @@ JsonFile::JsonFile(const std::filesystem::path& path)
         refuse_file(path, std::string("is not valid JSON: ") + simdjson::error_message(error));
     }
     if (root.get(root_)) refuse_file(path, "does not hold a JSON object");
-    check_no_duplicates(path, root);
+    check_no_duplicates(path, root, {});
 }
 
 void JsonObject::refuse(std::string_view key, const std::string& what, std::string hint) const {
@@ -137,16 +137,27 @@ JsonObject JsonObject::object(std::string_view key) const {
     return *optional_object(key);
 }
 
-std::vector<std::string> JsonObject::texts(std::string_view key) const {
+simdjson::dom::array JsonObject::array(std::string_view key) const {
     require(key);
     simdjson::dom::array array;
     if (member(key)->get(array)) refuse(key, "is not an array");
+    return array;
+}
+
+std::vector<std::string> JsonObject::texts(std::string_view key) const {
     std::vector<std::string> out;
-    for (const element value : array) {
+    for (const element value : array(key)) {
         std::string_view s;
         if (value.get(s)) refuse(key, "holds something that is not a string");
         out.emplace_back(s);
     }
+    return out;
+}
+
+std::vector<JsonObject> JsonObject::objects(std::string_view key) const {
+    std::vector<JsonObject> out;
+    for (const element value : array(key))
+        out.push_back(as_object(std::string(key) + "[" + std::to_string(out.size()) + "]", value));
     return out;
 }
 
