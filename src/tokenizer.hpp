@@ -13,6 +13,8 @@
 
 namespace ftmpi {
 
+struct TokenizerDefinition;
+
 class Tokenizer {
 public:
     /// Reads DIRECTORY/tokenizer.json. A normalizer, pre-tokenizer, model or option this program does not
@@ -47,9 +49,8 @@ public:
     const std::vector<std::string>& notes() const;  ///< keys of tokenizer.json that are not followed
 
 private:
-    struct State;
-    explicit Tokenizer(std::unique_ptr<State>);
-    std::unique_ptr<State> state_;
+    explicit Tokenizer(std::unique_ptr<TokenizerDefinition>);
+    std::unique_ptr<TokenizerDefinition> state_;
 };
 
 /// `text` (valid UTF-8) without the white space at both ends, as encode_chat() takes it.

@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #ifdef FTMPI_HAVE_CUDA
-#include "device_mpi.hpp"
-#include "nccl.hpp"
-#include "peer.hpp"
+#include "device.hpp"
 #endif
 
 namespace ftmpi::mpi {

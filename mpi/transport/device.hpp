@@ -90,4 +90,22 @@ private:
     cudaStream_t stream_;  ///< of the last exchange
 };
 
+/// Where the mailboxes lie: in the GPUs (peer access) or in host memory that all GPUs see (no peer access
+/// needed).
+enum class MailboxMemory { device, host };
+
+/// All ranks must be on one host. Maps, tests every mapping with a pattern, and makes first exchanges; any
+/// failure is the attempt's trouble. Graphs that hold its exchanges must be destroyed before it.
+Attempt make_peer_transport(Session& session, Backend& backend, MailboxMemory kind, std::string reason);
+
+/// Joins a communicator whose id travels by MPI, within the session's deadline, and makes first exchanges, so
+/// that its memory is taken when this returns. Refused (the attempt's trouble): two ranks on one GPU, unlike
+/// NCCL versions, a library older than the header that this was built with. A start that does not end is the
+/// end of the job: Agreed, with Exit::timed_out. Graphs that hold its exchanges must be destroyed before it:
+/// NCCL would wait for them without end.
+Attempt make_nccl_transport(Session& session, Backend& backend, std::string reason);
+
+/// `cuda_aware`: hand GPU pointers to MPI. Makes first exchanges; any failure is the attempt's trouble.
+Attempt make_device_mpi(Session& session, Backend& backend, bool cuda_aware, std::string reason);
+
 }  // namespace ftmpi::mpi

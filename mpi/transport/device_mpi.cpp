@@ -1,4 +1,8 @@
-#include "device_mpi.hpp"
+// "mpi" for GPU memory: this rank's columns are packed by a kernel, travel by MPI, and are unpacked by a
+// kernel. The buffers lie in GPU memory when the library takes such pointers, else in page-locked host memory
+// that the kernels read and write directly. The host takes part in every exchange, so none can be captured in
+// a graph.
+#include "device.hpp"
 
 #include <cuda_runtime_api.h>
 

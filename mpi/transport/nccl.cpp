@@ -1,4 +1,5 @@
-#include "nccl.hpp"
+// "nccl": NCCL moves one contiguous buffer, kernels pack and unpack it. For ranks on several hosts.
+#include "device.hpp"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>

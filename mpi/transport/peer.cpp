@@ -1,4 +1,6 @@
-#include "peer.hpp"
+// "peer" and "pinned": the ranks of one host write straight into each other's mailboxes. No library and no
+// host in between, so exchanges can be captured in a graph.
+#include "device.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -37,6 +37,20 @@ std::vector<double> flat(const std::vector<std::vector<double>>& rows) {
     return all;
 }
 
+struct NamedFigure {
+    const char* name;
+    const char* of_repeats;  ///< its name in the result file, beside the series of all repeats
+    double CaseFigures::*value;
+};
+constexpr NamedFigure kFigures[] = {
+    {"prefill_seconds", "prefill_median_seconds", &CaseFigures::prefill_seconds},
+    {"prefill_tokens_per_second", "prefill_tokens_per_second", &CaseFigures::prefill_tokens_per_second},
+    {"step_median_seconds", "step_median_seconds", &CaseFigures::step_median},
+    {"step_p5_seconds", "step_p5_seconds", &CaseFigures::step_p5},
+    {"step_p95_seconds", "step_p95_seconds", &CaseFigures::step_p95},
+    {"step_p99_seconds", "step_p99_seconds", &CaseFigures::step_p99},
+    {"decode_tokens_per_second", "decode_tokens_per_second", &CaseFigures::decode_tokens_per_second}};
+
 struct NamedBytes {
     const char* name;
     double ModelBytes<double>::*bytes;
@@ -144,14 +158,8 @@ std::string bench_json(const std::vector<CaseFigures>& cases, const Surroundings
         const auto& f = cases[i];
         print(out, "%s{\"prompt\":%lld,\"decode\":%lld,\"batch\":%d", i ? "," : "",
               static_cast<long long>(f.what.prompt), static_cast<long long>(f.what.decode), f.what.batch);
-        for (auto [name, value] : {std::pair{"prefill_seconds", f.prefill_seconds},
-                                   {"prefill_tokens_per_second", f.prefill_tokens_per_second},
-                                   {"step_median_seconds", f.step_median},
-                                   {"step_p5_seconds", f.step_p5},
-                                   {"step_p95_seconds", f.step_p95},
-                                   {"step_p99_seconds", f.step_p99},
-                                   {"decode_tokens_per_second", f.decode_tokens_per_second}})
-            out += ",\"" + std::string(name) + "\":" + number(value);
+        for (const auto& figure : kFigures)
+            out += ",\"" + std::string(figure.name) + "\":" + number(f.*figure.value);
         out += ",\"roofline_share\":" + number(f.roofline_share, f.roofline_seconds > 0) + ",\"ranks\":[";
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
             out += (r ? ",{" : "{") + std::string("\"gather_median_seconds\":") + number(f.gather_median[r]) +
@@ -178,13 +186,7 @@ SummaryRecord bench_summary(const std::vector<CaseTimes>& times, const std::vect
     }
     for (const auto& f : cases) {
         const std::string at = f.what.name() + "_";
-        put(at + "prefill_median_seconds", f.prefill_seconds);
-        put(at + "prefill_tokens_per_second", f.prefill_tokens_per_second);
-        put(at + "step_median_seconds", f.step_median);
-        put(at + "step_p5_seconds", f.step_p5);
-        put(at + "step_p95_seconds", f.step_p95);
-        put(at + "step_p99_seconds", f.step_p99);
-        put(at + "decode_tokens_per_second", f.decode_tokens_per_second);
+        for (const auto& figure : kFigures) put(at + figure.of_repeats, f.*figure.value);
         if (f.roofline_seconds > 0) put(at + "roofline_share", f.roofline_share);
         for (std::size_t r = 0; r < f.bytes.size(); ++r) {
             put(at + rank_name(r) + "gather_median_seconds", f.gather_median[r]);

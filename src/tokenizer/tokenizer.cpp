@@ -9,10 +9,6 @@
 
 namespace ftmpi {
 
-struct Tokenizer::State : TokenizerDefinition {
-    explicit State(TokenizerDefinition definition) : TokenizerDefinition(std::move(definition)) {}
-};
-
 namespace {
 
 /// Calls segment(text) for what lies between added tokens and token(id) for each of them, in order.
@@ -30,13 +26,13 @@ void for_each_part(const AddedTokens& added, std::string_view text, Segment segm
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
-    return Tokenizer(std::make_unique<State>(read_definition(directory / "tokenizer.json")));
+    return Tokenizer(std::make_unique<TokenizerDefinition>(read_definition(directory / "tokenizer.json")));
 }
 
 const std::string& Tokenizer::sha256() const { return state_->sha256; }
 const std::vector<std::string>& Tokenizer::notes() const { return state_->notes; }
 
-Tokenizer::Tokenizer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Tokenizer::Tokenizer(std::unique_ptr<TokenizerDefinition> state) : state_(std::move(state)) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
