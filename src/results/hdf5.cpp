@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -55,11 +56,26 @@ Id file_access() {
 std::string named(const Object& at) { return at.file + ": " + (at.path.empty() ? "" : at.path + ": "); }
 
 void need_own_member(const Object& group, const std::string& name, H5L_type_t link) {
-    const Object member{{}, group.file, group.path + "/" + name, group.code};
+    const auto refuse_it = [&](const std::string& what) {
+        refuse({{}, group.file, group.path + "/" + name, group.code}, what);
+    };
     if (name.empty() || name == "." || name.find('/') != std::string::npos)
-        refuse(member, "has a name that nothing in a result has");
-    if (link == H5L_TYPE_SOFT) refuse(member, "is a soft link, which no result holds");
-    if (link != H5L_TYPE_HARD) refuse(member, "holds data outside the file (an external link)");
+        refuse_it("has a name that nothing in a result has");
+    if (link == H5L_TYPE_SOFT) refuse_it("is a soft link, which no result holds");
+    if (link != H5L_TYPE_HARD) refuse_it("holds data outside the file (an external link)");
+}
+
+/// All links of a group at once: to look one up by its name takes the library as long.
+void list_links(Object& group) {
+    const auto add = [](hid_t, const char* name, const auto* link, void* to) -> herr_t {
+        static_cast<decltype(Object::links)*>(to)->emplace_back(name, link->type);
+        return 0;
+    };
+    // A copy made by another tool may not have kept the order of creation.
+    if (H5Literate(group.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &group.links) >= 0) return;
+    group.links.clear();
+    check(group, H5Literate(group.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &group.links),
+          "its members cannot be listed");
 }
 
 void set_up_library() {
@@ -86,17 +102,17 @@ void refuse(const Object& at, const std::string& what, const std::string& hint) 
     throw Error(at.code, named(at) + what, hint);
 }
 
-Id create_file(const std::filesystem::path& path) {
+Object create_file(const std::filesystem::path& path) {
     set_up_library();
     const Id fapl = file_access(), fcpl{H5Pcreate(H5P_FILE_CREATE), H5Pclose};
     H5Pset_link_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
     H5Pset_attr_creation_order(fcpl.get(), H5P_CRT_ORDER_TRACKED);
-    const Object at{{}, path.string(), "", Exit::failure};
-    Id file = checked(at, {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose},
+    Object root{{}, path.string(), "", Exit::failure};
+    root.id = checked(root, {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose},
                       "cannot be created");
     // The signature goes to the disk now, not at the end: by it the file of a killed run is known for one.
-    check(at, H5Fflush(file.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");
-    return file;
+    check(root, H5Fflush(root.id.get(), H5F_SCOPE_GLOBAL), "cannot be written to the disk");
+    return root;
 }
 
 void check_is_hdf5(const std::filesystem::path& path) {
@@ -124,12 +140,15 @@ void check_is_hdf5(const std::filesystem::path& path) {
     if (std::memcmp(begin.data(), "\x89HDF\r\n\x1a\n", 8) != 0) bad("is not an HDF5 file");
 }
 
-Id open_file(const std::filesystem::path& path) {
+Object open_file(const std::filesystem::path& path) {
     set_up_library();
     const Id fapl = file_access();
-    return checked({{}, path.string(), "", Exit::bad_input},
-                   {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
-                   "cannot be opened as an HDF5 file");
+    Object root{{}, path.string(), "", Exit::bad_input};
+    root.id = checked(root, {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
+                      "cannot be opened as an HDF5 file");
+    root.file_bytes = std::filesystem::file_size(path);
+    list_links(root);
+    return root;
 }
 
 std::string library_version() {
@@ -163,38 +182,31 @@ Object create_group(const Object& parent, const std::string& name) {
 }
 
 Object open_group(const Object& parent, const std::string& name) {
+    if (!has_member(parent, name))
+        refuse({{}, parent.file, parent.path + "/" + name, parent.code}, "this group is missing");
+    return open_listed_group(parent, name);
+}
+
+Object open_listed_group(const Object& parent, const std::string& name) {
     Object group{{}, parent.file, parent.path + "/" + name, parent.code, parent.file_bytes};
-    if (!has_member(parent, name)) refuse(group, "this group is missing");
-    group.id = {H5Gopen2(parent.id.get(), name.c_str(), H5P_DEFAULT), H5Gclose};
-    if (group.id.get() < 0) fail(group, "cannot be opened as a group");
+    group.id = checked(group, {H5Gopen2(parent.id.get(), name.c_str(), H5P_DEFAULT), H5Gclose},
+                       "cannot be opened as a group");
+    list_links(group);
     return group;
 }
 
 bool has_member(const Object& group, const std::string& name) {
     need_own_member(group, name, H5L_TYPE_HARD);  // the name, before the library takes it for a path
-    if (H5Lexists(group.id.get(), name.c_str(), H5P_DEFAULT) <= 0) return false;
-    H5L_info_t link{};
-    check(group, H5Lget_info(group.id.get(), name.c_str(), &link, H5P_DEFAULT),
-          name + " cannot be looked up");
-    need_own_member(group, name, link.type);
+    const auto link = std::find_if(group.links.begin(), group.links.end(),
+                                   [&](const auto& known) { return known.first == name; });
+    if (link == group.links.end()) return false;
+    need_own_member(group, name, link->second);
     return true;
 }
 
 std::vector<std::string> members(const Object& group) {
-    using Links = std::vector<std::pair<std::string, H5L_type_t>>;
-    Links links;
-    const auto add = [](hid_t, const char* name, const auto* link, void* to) -> herr_t {
-        static_cast<Links*>(to)->emplace_back(name, link->type);
-        return 0;
-    };
-    // A copy made by another tool may not have kept the order of creation.
-    if (H5Literate(group.id.get(), H5_INDEX_CRT_ORDER, H5_ITER_INC, nullptr, add, &links) < 0) {
-        links.clear();
-        check(group, H5Literate(group.id.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &links),
-              "its members cannot be listed");
-    }
     std::vector<std::string> names;
-    for (const auto& [name, link] : links) {
+    for (const auto& [name, link] : group.links) {
         need_own_member(group, name, link);
         names.push_back(name);
     }

@@ -1,7 +1,6 @@
 // Attributes and datasets, written and read back.
 #include <array>
 #include <charconv>
-#include <type_traits>
 
 #include "../text/utf8.hpp"
 #include "hdf5.hpp"
@@ -10,40 +9,22 @@ namespace ftmpi::hdf5 {
 
 namespace {
 
-Id new_text_type() {
-    Id type(H5Tcopy(H5T_C_S1), H5Tclose);
-    H5Tset_size(type.get(), H5T_VARIABLE);
-    H5Tset_cset(type.get(), H5T_CSET_UTF8);
-    return type;
-}
-
 // Types and property lists that are used for each of thousands of datasets are made once: making one costs as
 // much as writing a small dataset.
 
 hid_t text_type() {
-    static const Id type = new_text_type();
+    static const Id type = [] {
+        Id text(H5Tcopy(H5T_C_S1), H5Tclose);
+        H5Tset_size(text.get(), H5T_VARIABLE);
+        H5Tset_cset(text.get(), H5T_CSET_UTF8);
+        return text;
+    }();
     return type.get();
 }
 
 Id space_of(const std::vector<hsize_t>& dims) {
     if (dims.empty()) return {H5Screate(H5S_SCALAR), H5Sclose};
     return {H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr), H5Sclose};
-}
-
-template <class T> hid_t memory_type() {
-    if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_NATIVE_UINT8;
-    if constexpr (std::is_same_v<T, std::int32_t>) return H5T_NATIVE_INT32;
-    if constexpr (std::is_same_v<T, std::int64_t>) return H5T_NATIVE_INT64;
-    if constexpr (std::is_same_v<T, float>) return H5T_NATIVE_FLOAT;
-    if constexpr (std::is_same_v<T, double>) return H5T_NATIVE_DOUBLE;
-}
-
-template <class T> hid_t file_type() {
-    if constexpr (std::is_same_v<T, std::uint8_t>) return H5T_STD_U8LE;
-    if constexpr (std::is_same_v<T, std::int32_t>) return H5T_STD_I32LE;
-    if constexpr (std::is_same_v<T, std::int64_t>) return H5T_STD_I64LE;
-    if constexpr (std::is_same_v<T, float>) return H5T_IEEE_F32LE;
-    if constexpr (std::is_same_v<T, double>) return H5T_IEEE_F64LE;
 }
 
 Id new_layout(bool compact) {
@@ -74,28 +55,30 @@ hid_t small_buffer() {
 Object write_dataset(const Object& at, const std::string& name, hid_t stored, hid_t memory,
                      const std::vector<hsize_t>& dims, std::size_t bytes, const void* data) {
     const Id space = space_of(dims);
-    const std::string path = at.path + "/" + name;
-    Object dataset{{H5Dcreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, layout_for(bytes),
-                               H5P_DEFAULT),
-                    H5Dclose},
-                   at.file,
-                   path,
-                   at.code};
-    if (dataset.id.get() < 0) fail(dataset, "cannot be created");
+    Object dataset{{}, at.file, at.path + "/" + name, at.code};
+    dataset.id = checked(dataset,
+                         {H5Dcreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT,
+                                     layout_for(bytes), H5P_DEFAULT),
+                          H5Dclose},
+                         "cannot be created");
     if (bytes > 0)
         check(dataset, H5Dwrite(dataset.id.get(), memory, H5S_ALL, H5S_ALL, small_buffer(), data),
               "cannot be written");
     return dataset;
 }
 
-void write_string(const Object& at, const std::string& name, const std::string& text) {
+void write_attribute(const Object& at, const std::string& name, hid_t stored, hid_t memory,
+                     const void* value) {
     const Id space = space_of({});
     const Id attribute = checked(
-        at,
-        {H5Acreate2(at.id.get(), name.c_str(), text_type(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
+        at, {H5Acreate2(at.id.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose},
         "attribute " + name + " cannot be created");
+    check(at, H5Awrite(attribute.get(), memory, value), "attribute " + name + " cannot be written");
+}
+
+void write_string(const Object& at, const std::string& name, const std::string& text) {
     const char* value = text.c_str();
-    check(at, H5Awrite(attribute.get(), text_type(), &value), "attribute " + name + " cannot be written");
+    write_attribute(at, name, text_type(), text_type(), &value);
 }
 
 /// An open dataset with its shape, its size compared with the file's before anything is allocated.
@@ -122,8 +105,8 @@ void need_own_data(const Object& dataset) {
 Stored open_dataset(const Object& at, const std::string& name, std::size_t element_bytes) {
     Stored s{{{}, at.file, at.path + "/" + name, at.code}, {}, {}};
     if (!has_member(at, name)) refuse(s.dataset, "this dataset is missing");
-    s.dataset.id = {H5Dopen2(at.id.get(), name.c_str(), H5P_DEFAULT), H5Dclose};
-    if (s.dataset.id.get() < 0) fail(s.dataset, "cannot be opened as a dataset");
+    s.dataset.id = checked(s.dataset, {H5Dopen2(at.id.get(), name.c_str(), H5P_DEFAULT), H5Dclose},
+                           "cannot be opened as a dataset");
     need_own_data(s.dataset);
     s.type = checked(s.dataset, {H5Dget_type(s.dataset.id.get()), H5Tclose}, "its type cannot be read");
     const Id space =
@@ -145,20 +128,38 @@ Stored open_dataset(const Object& at, const std::string& name, std::size_t eleme
 
 /// Reads variable-length strings by `read(type, char**)`.
 template <class Read>
-std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t stored,
+std::vector<std::string> variable_strings(const Object& at, const std::string& what, hid_t type,
                                           std::size_t n, Read read) {
-    if (H5Tget_class(stored) != H5T_STRING || H5Tis_variable_str(stored) <= 0)
+    if (H5Tget_class(type) != H5T_STRING || H5Tis_variable_str(type) <= 0)
         refuse(at, what + "is not a variable-length string");
-    const Id type = new_text_type();
-    H5Tset_cset(type.get(), H5Tget_cset(stored));
     std::vector<char*> pointers(n, nullptr);
-    if (n > 0) check(at, read(type.get(), pointers.data()), what + "cannot be read");
+    if (n > 0) check(at, read(type, pointers.data()), what + "cannot be read");
     std::vector<std::string> values;
     for (char* p : pointers) {
         values.emplace_back(p ? p : "");
         H5free_memory(p);
     }
     return values;
+}
+
+/// An attribute with what it holds; its id is none where there is no such attribute.
+struct Attribute {
+    Id id, type;
+    hssize_t elements = 0;
+};
+
+Attribute open_attribute(const Object& at, const std::string& name) {
+    const auto open = [&] { return Id(H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose); };
+    Attribute a{open(), {}};
+    if (a.id.get() < 0) {
+        if (H5Aexists(at.id.get(), name.c_str()) > 0)
+            checked(at, open(), "attribute " + name + " cannot be opened");
+        return a;
+    }
+    a.type = {H5Aget_type(a.id.get()), H5Tclose};
+    const Id space(H5Aget_space(a.id.get()), H5Sclose);
+    a.elements = H5Sget_simple_extent_npoints(space.get());
+    return a;
 }
 
 template <class T> std::string decimal(T value) {
@@ -170,14 +171,7 @@ template <class T> std::string decimal(T value) {
 }  // namespace
 
 void write_integer(const Object& at, const std::string& name, std::int64_t value) {
-    const Id space = space_of({});
-    const Id attribute =
-        checked(at,
-                {H5Acreate2(at.id.get(), name.c_str(), H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT),
-                 H5Aclose},
-                "attribute " + name + " cannot be created");
-    check(at, H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value),
-          "attribute " + name + " cannot be written");
+    write_attribute(at, name, H5T_STD_I64LE, H5T_NATIVE_INT64, &value);
 }
 
 void write_text(const Object& at, const std::string& name, std::string_view text, Bytes bytes) {
@@ -214,39 +208,29 @@ void write_strings(const Object& at, const std::string& name, const std::vector<
     if (!exact) write_integer(dataset, "replaced", 1);
 }
 
-template <class T>
-void write_array(const Object& at, const std::string& name, std::span<const T> values,
-                 const std::vector<hsize_t>& dims, const std::string& unit) {
+void write_numbers(const Object& at, const std::string& name, const NumberType& type,
+                   std::span<const std::byte> values, const std::vector<hsize_t>& dims,
+                   const std::string& unit) {
     const Object dataset =
-        write_dataset(at, name, file_type<T>(), memory_type<T>(), dims, values.size_bytes(), values.data());
+        write_dataset(at, name, type.file, type.memory, dims, values.size(), values.data());
     if (!unit.empty()) write_string(dataset, "unit", unit);
 }
 
 std::optional<std::int64_t> read_integer(const Object& at, const std::string& name) {
-    if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
-    const Id attribute = checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose},
-                                 "attribute " + name + " cannot be opened");
-    const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
-    if (H5Tget_class(type.get()) != H5T_INTEGER || H5Sget_simple_extent_npoints(space.get()) != 1)
-        return std::nullopt;
+    const Attribute a = open_attribute(at, name);
+    if (a.id.get() < 0 || H5Tget_class(a.type.get()) != H5T_INTEGER || a.elements != 1) return std::nullopt;
     std::int64_t value = 0;
-    check(at, H5Aread(attribute.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be read");
+    check(at, H5Aread(a.id.get(), H5T_NATIVE_INT64, &value), "attribute " + name + " cannot be read");
     return value;
 }
 
 std::optional<std::string> read_text(const Object& at, const std::string& name) {
-    if (has_member(at, name + "_bytes")) {
-        const auto bytes = read_array<std::uint8_t>(at, name + "_bytes");
-        return std::string(bytes.begin(), bytes.end());
-    }
-    if (H5Aexists(at.id.get(), name.c_str()) <= 0) return std::nullopt;
-    const Id attribute = checked(at, {H5Aopen(at.id.get(), name.c_str(), H5P_DEFAULT), H5Aclose},
-                                 "attribute " + name + " cannot be opened");
-    const Id type(H5Aget_type(attribute.get()), H5Tclose), space(H5Aget_space(attribute.get()), H5Sclose);
-    if (H5Sget_simple_extent_npoints(space.get()) != 1)
-        refuse(at, "attribute " + name + " is not one string");
-    return variable_strings(at, "attribute " + name + " ", type.get(), 1,
-                            [&](hid_t memory, char** to) { return H5Aread(attribute.get(), memory, to); })[0];
+    if (has_member(at, name + "_bytes")) return read_bytes(at, name + "_bytes");
+    const Attribute a = open_attribute(at, name);
+    if (a.id.get() < 0) return std::nullopt;
+    if (a.elements != 1) refuse(at, "attribute " + name + " is not one string");
+    return variable_strings(at, "attribute " + name + " ", a.type.get(), 1,
+                            [&](hid_t memory, char** to) { return H5Aread(a.id.get(), memory, to); })[0];
 }
 
 std::vector<std::string> text_attributes(const Object& at) {
@@ -290,46 +274,33 @@ std::vector<std::string> read_strings(const Object& at, const std::string& name)
     return values;
 }
 
-template <class T>
-std::vector<T> read_array(const Object& at, const std::string& name, std::vector<hsize_t>* dims) {
-    const Stored s = open_dataset(at, name, sizeof(T));
-    const H5T_class_t wanted = std::is_integral_v<T> ? H5T_INTEGER : H5T_FLOAT;
-    if (H5Tget_class(s.type.get()) != wanted || H5Tget_size(s.type.get()) > sizeof(T))
+void read_numbers(const Object& at, const std::string& name, const NumberType& type,
+                  const std::function<void*(std::size_t)>& place, std::vector<hsize_t>* dims) {
+    Stored s = open_dataset(at, name, type.bytes);
+    if (H5Tget_class(s.type.get()) != (type.integer ? H5T_INTEGER : H5T_FLOAT) ||
+        H5Tget_size(s.type.get()) > type.bytes)
         refuse(s.dataset, std::string("does not hold ") +
-                              (wanted == H5T_INTEGER ? "integers" : "floating-point numbers") +
-                              " of at most " + std::to_string(8 * sizeof(T)) + " bits");
-    std::vector<T> values(s.elements);
+                              (type.integer ? "integers" : "floating-point numbers") + " of at most " +
+                              std::to_string(8 * type.bytes) + " bits");
+    void* const values = place(s.elements);
     if (s.elements > 0)
-        check(s.dataset,
-              H5Dread(s.dataset.id.get(), memory_type<T>(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
+        check(s.dataset, H5Dread(s.dataset.id.get(), type.memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values),
               "cannot be read");
-    if (dims) *dims = s.dims;
-    return values;
+    if (dims) *dims = std::move(s.dims);
+}
+
+std::string read_bytes(const Object& at, const std::string& name, std::vector<hsize_t>* dims) {
+    std::string bytes;
+    const auto place = [&](std::size_t n) { return bytes.resize(n), bytes.data(); };
+    read_numbers(at, name, number_type<std::uint8_t>(), place, dims);
+    return bytes;
 }
 
 std::vector<hsize_t> shape_of_floats(const Object& at, const std::string& name) {
     Stored s = open_dataset(at, name, sizeof(float));
-    if (H5Tequal(s.type.get(), file_type<float>()) <= 0) refuse(s.dataset, "does not hold float32 numbers");
+    if (H5Tequal(s.type.get(), number_type<float>().file) <= 0)
+        refuse(s.dataset, "does not hold float32 numbers");
     return std::move(s.dims);
 }
-
-template void write_array<std::uint8_t>(const Object&, const std::string&, std::span<const std::uint8_t>,
-                                        const std::vector<hsize_t>&, const std::string&);
-template void write_array<std::int32_t>(const Object&, const std::string&, std::span<const std::int32_t>,
-                                        const std::vector<hsize_t>&, const std::string&);
-template void write_array<std::int64_t>(const Object&, const std::string&, std::span<const std::int64_t>,
-                                        const std::vector<hsize_t>&, const std::string&);
-template void write_array<float>(const Object&, const std::string&, std::span<const float>,
-                                 const std::vector<hsize_t>&, const std::string&);
-template void write_array<double>(const Object&, const std::string&, std::span<const double>,
-                                  const std::vector<hsize_t>&, const std::string&);
-template std::vector<std::uint8_t> read_array<std::uint8_t>(const Object&, const std::string&,
-                                                            std::vector<hsize_t>*);
-template std::vector<std::int32_t> read_array<std::int32_t>(const Object&, const std::string&,
-                                                            std::vector<hsize_t>*);
-template std::vector<std::int64_t> read_array<std::int64_t>(const Object&, const std::string&,
-                                                            std::vector<hsize_t>*);
-template std::vector<float> read_array<float>(const Object&, const std::string&, std::vector<hsize_t>*);
-template std::vector<double> read_array<double>(const Object&, const std::string&, std::vector<hsize_t>*);
 
 }  // namespace ftmpi::hdf5

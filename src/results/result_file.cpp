@@ -53,7 +53,7 @@ fs::path output_target(const fs::path& path, const std::string& option) {
 /// Creates and removes an empty HDF5 file, so that trouble is met before the model is loaded.
 void try_hdf5(const fs::path& path, bool may_replace_part) {
     const PartFile part(path, may_replace_part);
-    hdf5::Object file{hdf5::create_file(path), path.string(), "", Exit::failure};
+    hdf5::Object file = hdf5::create_file(path);
     if (!file.id.close()) hdf5::fail(file, "cannot be closed");
 }
 

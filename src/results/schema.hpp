@@ -1,9 +1,11 @@
 // The layout of the result file, written and read in one place each; README.md beside it holds the table.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../results.hpp"
@@ -40,6 +42,10 @@ private:
 };
 
 constexpr std::int64_t schema_version = 2;
+/// The names that the schema itself uses at the root.
+constexpr std::array<std::string_view, 8> own_attributes = {"schema_version", "session",     "requests_asked",
+                                                            "complete",       "recovered",   "identity",
+                                                            "journal_id",     "hdf5_library"};
 
 /// True for an HDF5 file with the marks of a result of ftmpi of any version, also of one that another program
 /// has written to. Throws Error(bad_input) when it cannot be opened.

@@ -1,9 +1,11 @@
 // Reads a result file back, strictly: what a version 2 file must have is either there or named in an error.
 #include <algorithm>
 #include <charconv>
+#include <string_view>
 
 #include "checksum.hpp"
 #include "part_file.hpp"
+#include "request_fields.hpp"
 #include "schema.hpp"
 
 namespace ftmpi {
@@ -28,12 +30,10 @@ std::string text(const Object& at, const std::string& name) {
     return std::move(*value);
 }
 
-/// 32 bytes a step, in one string.
-std::string step_hashes(const Object& group) {
-    std::vector<hsize_t> dims;
-    const auto bytes = read_array<std::uint8_t>(group, "step_logits_sha256", &dims);
-    if (dims.size() != 2 || dims[1] != 32) bad(group, "step_logits_sha256 is not [steps][32]");
-    return {bytes.begin(), bytes.end()};
+double one_number(const Object& at, const std::string& name) {
+    const auto values = read_array<double>(at, name);
+    if (values.size() != 1) bad(at, name + " is not one number");
+    return values[0];
 }
 
 }  // namespace
@@ -43,8 +43,7 @@ bool is_result(const std::filesystem::path& path) {
     // Without HDF5, which may be told by its environment to respect locks of other programs.
     if (has_checksum(path)) return true;
     try {
-        const Object root{open_file(path), path.string(), "", Exit::bad_input,
-                          std::filesystem::file_size(path)};
+        const Object root = open_file(path);
         return read_integer(root, "schema_version") && read_text(root, "journal_id") &&
                read_text(root, "identity");
     } catch (const Error&) { return false; }
@@ -59,8 +58,7 @@ SchemaReader::SchemaReader(const std::filesystem::path& path, Checksum checksum)
                         ": lacks the checksum that ftmpi puts at the end of a result: it is "
                         "truncated, or another program has written to it",
                     "copy it again from where it was made; `ftmpi verify` compares what it holds");
-    root_ = {open_file(path), path.string(), "", Exit::bad_input};
-    root_.file_bytes = std::filesystem::file_size(path);
+    root_ = open_file(path);
     const auto version = read_integer(root_, "schema_version");
     if (!version)
         bad(root_,
@@ -93,7 +91,7 @@ JournalRun SchemaReader::run() const {
         record.run.requests_asked = *asked;
     }
     const auto add = [&](const std::string& name) {
-        const bool own = name == "journal_id" || name == "identity" || name == "hdf5_library";
+        const bool own = std::ranges::find(own_attributes, name) != own_attributes.end();
         const auto& known = record.run.attributes;
         if (own || std::any_of(known.begin(), known.end(), [&](const auto& a) { return a.first == name; }))
             return;
@@ -130,37 +128,41 @@ bool SchemaReader::recovered() const {
 }
 
 RequestRecord SchemaReader::request(std::int64_t index, Contents contents) const {
-    const Object group = open_group(requests_, std::to_string(index));
+    const Object group = open_listed_group(requests_, std::to_string(index));
     RequestRecord r;
-    r.index = integer(group, "index");
+    const auto need_columns = [&](const std::string& name, const std::vector<hsize_t>& dims, std::size_t n) {
+        if (dims.size() != 2 || dims[1] != n) bad(group, name + " is not rows of " + std::to_string(n));
+    };
+    const auto read = [&](const auto& field) {
+        if constexpr (std::is_member_object_pointer_v<decltype(field.value)>) {
+            if (contents < field.least) return;
+            auto& value = r.*field.value;
+            using V = std::remove_cvref_t<decltype(value)>;
+            if constexpr (std::is_same_v<V, std::int64_t>) value = integer(group, field.name);
+            else if constexpr (std::is_same_v<V, double>) value = one_number(group, field.name);
+            else if constexpr (std::is_same_v<V, std::string>) {
+                if (!field.width && field.optional) value = read_text(group, field.name).value_or("");
+                else if (!field.width) value = text(group, field.name);
+                else if (has_member(group, field.name)) {
+                    std::vector<hsize_t> dims;
+                    value = read_bytes(group, field.name, &dims);
+                    need_columns(field.name, dims, field.width(r));
+                }
+            } else if constexpr (std::is_same_v<V, std::vector<std::string>>)
+                value = read_strings(group, field.name);
+            else if (!field.optional || has_member(group, field.name))
+                value = read_array<typename V::value_type>(group, field.name);
+        }
+    };
+    std::apply([&](const auto&... field) { (read(field), ...); }, request_fields());
     if (r.index != index) bad(group, "its attribute index is " + std::to_string(r.index));
-    r.id = text(group, "id");
-    r.finish_reason = text(group, "finish_reason");
-    r.error = text(group, "error");
-    r.prompt_ids = read_array<std::int32_t>(group, "prompt_ids");
-    r.output_ids = read_array<std::int32_t>(group, "output_ids");
-    r.logits_sha256 = read_text(group, "logits_sha256").value_or("");
-    // Refused by its length, a prompt has no ids and is compared as text.
-    if (contents != Contents::compared || r.prompt_ids.empty()) r.prompt = text(group, "prompt");
-    if (contents == Contents::compared) return r;
-    r.session = integer(group, "session");
-    r.vocabulary = integer(group, "vocabulary");
-    if (has_member(group, "step_logits_sha256")) r.step_sha256 = step_hashes(group);
-    r.margins = read_array<float>(group, "margins");
-    r.text = text(group, "text");
-    const auto prefill = read_array<double>(group, "prefill_seconds");
-    if (prefill.size() != 1) bad(group, "prefill_seconds is not one number");
-    r.prefill_seconds = prefill[0];
-    r.step_seconds = read_array<double>(group, "step_seconds");
-    r.gather_names = read_strings(group, "gather_names");
-    r.gather_seconds = read_array<double>(group, "gather_seconds");
-    if (has_member(group, "logits")) {
-        const auto dims = shape_of_floats(group, "logits");
-        if (dims.size() != 2 || static_cast<std::int64_t>(dims[1]) != r.vocabulary)
-            bad(group, "logits are not [steps][vocabulary] with the vocabulary of " +
-                           std::to_string(r.vocabulary) + " ids");
-        if (contents == Contents::all) r.logits = read_array<float>(group, "logits");
+    if (contents == Contents::compared) {
+        // Refused by its length, a prompt has no ids and is compared as text.
+        if (r.prompt_ids.empty()) r.prompt = text(group, "prompt");
+        return r;
     }
+    if (has_member(group, "logits"))
+        need_columns("logits", shape_of_floats(group, "logits"), static_cast<std::size_t>(r.vocabulary));
     // The checks of appending again: --resume and recover write this request anew, and must not fail at it
     // when all else is done.
     try {
@@ -183,9 +185,7 @@ SummaryRecord SchemaReader::summary() const {
             }
             continue;
         }
-        const auto values = read_array<double>(group, name);
-        if (values.size() != 1) bad(group, name + " is not one number");
-        summary.values.emplace_back(name, values[0]);
+        summary.values.emplace_back(name, one_number(group, name));
     }
     return summary;
 }

@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <set>
 
-#include "../digest.hpp"
+#include "request_fields.hpp"
 #include "schema.hpp"
 
 namespace ftmpi {
@@ -110,9 +111,7 @@ void write_series(const Object& group, const SummaryRecord& summary) {
 }  // namespace
 
 void check_names(const RunRecord& run) {
-    // The names that the schema itself uses at the root.
-    std::set<std::string> attributes = {"schema_version", "session",  "requests_asked", "complete",
-                                        "recovered",      "identity", "journal_id",     "hdf5_library"};
+    std::set<std::string> attributes(own_attributes.begin(), own_attributes.end());
     for (const auto& [key, value] : run.attributes) {
         check_name(key, "attribute", attributes);
         if (key.ends_with("_replaced"))
@@ -154,7 +153,7 @@ void RequestCounts::add(const RequestRecord& r) {
 }
 
 SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& run)
-    : root_{create_file(path), path.string(), "", Exit::failure}, requests_asked_(run.run.requests_asked) {
+    : root_(create_file(path)), requests_asked_(run.run.requests_asked) {
     write_integer(root_, "schema_version", schema_version);
     write_integer(root_, "session", run.session);
     if (requests_asked_ > 0) write_integer(root_, "requests_asked", requests_asked_);
@@ -170,34 +169,28 @@ SchemaWriter::SchemaWriter(const std::filesystem::path& path, const JournalRun& 
 void SchemaWriter::add(const RequestRecord& r) {
     counts_.add(r);
     const Object group = create_group(requests_, std::to_string(r.index));
-    write_integer(group, "index", r.index);
-    write_integer(group, "session", r.session);
-    write_text(group, "id", r.id);
-    write_text(group, "finish_reason", r.finish_reason);
-    write_text(group, "error", r.error);
-    write_text(group, "prompt", r.prompt, Bytes::always);
-    write_text(group, "text", r.text, Bytes::always);
-    write_text(group, "text_sha256", hex(sha256(r.text)));
-    write_list(group, "prompt_ids", r.prompt_ids);
-    write_list(group, "output_ids", r.output_ids);
-    if (!r.logits_sha256.empty()) write_text(group, "logits_sha256", r.logits_sha256);
-    if (!r.step_sha256.empty()) {
-        const std::span bytes(reinterpret_cast<const std::uint8_t*>(r.step_sha256.data()),
-                              r.step_sha256.size());
-        write_array<std::uint8_t>(group, "step_logits_sha256", bytes, {bytes.size() / 32, 32});
-    }
-    write_list(group, "margins", r.margins, "logit");
-    write_array<double>(group, "prefill_seconds", {&r.prefill_seconds, 1}, {}, "s");
-    write_list(group, "step_seconds", r.step_seconds, "s");
-    write_strings(group, "gather_names", r.gather_names);
-    const std::size_t names = r.gather_names.size();
-    write_array<double>(group, "gather_seconds", r.gather_seconds,
-                        {names ? r.gather_seconds.size() / names : 0, names}, "s");
-    write_integer(group, "vocabulary", r.vocabulary);
-    if (!r.logits.empty()) {
-        const auto width = static_cast<std::size_t>(r.vocabulary);
-        write_array<float>(group, "logits", r.logits, {r.logits.size() / width, width});
-    }
+    const auto write = [&](const auto& field) {
+        const auto& value = std::invoke(field.value, r);
+        using V = std::remove_cvref_t<decltype(value)>;
+        const auto array = [&](auto values) {
+            const std::size_t width = field.width ? field.width(r) : 1,
+                              rows = width ? values.size() / width : 0;
+            std::vector<hsize_t> dims = {rows};
+            if (field.width) dims.push_back(width);
+            write_array(group, field.name, values, dims, field.unit);
+        };
+        if constexpr (std::is_same_v<V, std::int64_t>) write_integer(group, field.name, value);
+        else if constexpr (std::is_same_v<V, double>)
+            write_array<double>(group, field.name, {&value, 1}, {}, field.unit);
+        else if (field.optional && value.empty()) return;
+        else if constexpr (std::is_same_v<V, std::vector<std::string>>)
+            write_strings(group, field.name, value);
+        else if constexpr (!std::is_same_v<V, std::string>) array(std::span(value));
+        else if (field.width)
+            array(std::span(reinterpret_cast<const std::uint8_t*>(value.data()), value.size()));
+        else write_text(group, field.name, value, field.exact_bytes ? Bytes::always : Bytes::if_needed);
+    };
+    std::apply([&](const auto&... field) { (write(field), ...); }, request_fields());
 }
 
 void SchemaWriter::close(const SummaryRecord& summary, RunEnd end) {
