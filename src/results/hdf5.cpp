@@ -53,6 +53,20 @@ Id file_access() {
     return fapl;
 }
 
+/// Each object of a result is read once: with a large cache the library spends a quarter of its time on what
+/// will not be asked for again (20,000 requests, 1.10.8).
+void keep_cache_small(const Id& fapl) {
+    H5AC_cache_config_t cache{};
+    cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+    if (H5Pget_mdc_config(fapl.get(), &cache) < 0) return;
+    cache.set_initial_size = true;
+    cache.initial_size = cache.max_size = cache.min_size = 256 * 1024;
+    cache.incr_mode = H5C_incr__off;
+    cache.flash_incr_mode = H5C_flash_incr__off;
+    cache.decr_mode = H5C_decr__off;
+    H5Pset_mdc_config(fapl.get(), &cache);
+}
+
 std::string named(const Object& at) { return at.file + ": " + (at.path.empty() ? "" : at.path + ": "); }
 
 void need_own_member(const Object& group, const std::string& name, H5L_type_t link) {
@@ -143,6 +157,7 @@ void check_is_hdf5(const std::filesystem::path& path) {
 Object open_file(const std::filesystem::path& path) {
     set_up_library();
     const Id fapl = file_access();
+    keep_cache_small(fapl);
     Object root{{}, path.string(), "", Exit::bad_input};
     root.id = checked(root, {H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose},
                       "cannot be opened as an HDF5 file");
