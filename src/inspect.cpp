@@ -65,23 +65,35 @@ std::string role_of(std::string_view module) {
     return role;
 }
 
+/// The matrices of all experts in one tensor; a convolution has one row a channel.
+bool is_fused(const TensorView& t) { return t.shape.size() == 3 && t.dim(1) > 1; }
+
+/// The name that a matrix and its scales have in common: without .weight or _weight, and _packed.
+std::string base_of(std::string_view name) {
+    for (const std::string_view end : {"_packed", ".weight", "_weight"})
+        if (name.ends_with(end)) name.remove_suffix(end.size());
+    return std::string(name);
+}
+
 /// The format of the matrix `codes` by the tensors beside it, as a loader would find it.
-std::string format_beside(const Checkpoint& checkpoint, const std::string& module, const TensorView& codes) {
-    const auto beside = [&](const char* suffix) { return checkpoint.find(module + suffix); };
-    if (beside(".weight_scale_2")) return "NVFP4";
-    if (const auto* packed = beside(".weight_packed")) {
-        const auto* scale = beside(".weight_scale");
-        if (packed->dtype != DType::u8 || !scale) return "packed " + std::string(name_of(packed->dtype));
+std::string format_beside(const Checkpoint& checkpoint, const TensorView& codes) {
+    const auto beside = [&, base = base_of(codes.name)](const char* suffix) -> const TensorView* {
+        for (const char* stem : {".weight", "_weight", ""})
+            if (const auto* tensor = checkpoint.find(base + stem + suffix)) return tensor;
+        return nullptr;
+    };
+    const std::string type(name_of(codes.dtype));
+    if (beside("_scale_2")) return "NVFP4";
+    const auto* scale = beside("_scale");
+    if (codes.name.ends_with("_packed") && (codes.dtype != DType::u8 || !scale)) return "packed " + type;
+    if (beside("_scale_inv")) return "FP8 128x128";
+    if (codes.dtype == DType::u8 && scale)
         return scale->dtype == DType::f8_e4m3 ? "NVFP4 (divisor)" : "MXFP4";
-    }
-    if (beside(".weight_scale_inv")) return "FP8 128x128";
-    const auto* scale = beside(".weight_scale");
-    if (codes.dtype == DType::u8 && scale) return "MXFP4";
-    if (codes.dtype == DType::f8_e4m3 && scale)
-        return scale->elements() == 1              ? "FP8 per tensor"
-               : scale->elements() == codes.dim(0) ? "FP8 per row"
-                                                   : "FP8 128x128";
-    return std::string(name_of(codes.dtype));
+    if (codes.dtype != DType::f8_e4m3 || !scale) return type;
+    const auto scales = scale->elements(), experts = is_fused(codes) ? codes.dim(0) : 1;
+    return scales == 1 || scales == experts             ? "FP8 per tensor"
+           : scales == codes.elements() / codes.dim(-1) ? "FP8 per row"
+                                                        : "FP8 128x128";
 }
 
 bool is_scale(std::string_view name) {
@@ -195,11 +207,8 @@ Report examine(const std::filesystem::path& directory) {
         if (part != 0) continue;
         scan(checkpoint, tensor, report);
         if (is_scale(name) || tensor.shape.size() < 2) continue;
-        const auto dot = name.rfind('.');
-        const auto last = name.substr(dot + 1);
-        const bool weight = last == "weight" || last == "weight_packed";
-        const auto module = weight && dot != name.npos ? name.substr(0, dot) : name;
-        ++report.formats[role_of(module)][format_beside(checkpoint, module, tensor)];
+        ++report.formats[role_of(base_of(name))]
+                        [(is_fused(tensor) ? "fused " : "") + format_beside(checkpoint, tensor)];
     }
     checkpoint.check_unchanged();
     return report;
@@ -295,10 +304,7 @@ void print_json(const Report& r) {
 }  // namespace
 
 int inspect_command(const Options& options) {
-    if (options.model.empty() && options.files.size() != 1)
-        throw Error(Exit::usage, "inspect needs one checkpoint: --model DIR");
-    const auto report =
-        examine(options.model.empty() ? std::filesystem::path(options.files.front()) : options.model);
+    const auto report = examine(options.model);
     if (options.json) print_json(report);
     else print_text(report);
     return static_cast<int>(report.config_error.empty() ? Exit::ok : Exit::bad_input);

@@ -29,7 +29,7 @@ Output inspect(const std::filesystem::path& directory, bool json = false) {
     const auto file = scratch / "out";
     Options options;
     options.command = Command::inspect;
-    options.files = {directory.string()};
+    options.model = directory;
     options.json = json;
     std::fflush(stdout);
     const int kept = ::dup(STDOUT_FILENO);
@@ -119,6 +119,46 @@ BOOST_AUTO_TEST_CASE(tensors_are_listed_although_the_configuration_is_refused) {
     expect(out, "not usable");
     expect(out, "gpt2");
     expect(out, "no all-zero rows, every scale finite");
+}
+
+BOOST_AUTO_TEST_CASE(experts_in_one_tensor_are_named_by_their_format) {
+    using Bytes = std::vector<std::uint8_t>;
+    const auto formats = [](const std::string& codes, const std::string& type,
+                            std::vector<std::int64_t> shape, std::size_t bytes,
+                            std::vector<StoredTensor> beside) {
+        TemporaryDirectory directory;
+        beside.push_back({codes, type, std::move(shape), Bytes(bytes, 0x11)});
+        write_safetensors(directory / "model.safetensors", beside);
+        write_file(directory / "config.json", "{\"model_type\":\"gpt2\"}");
+        const auto json = inspect(directory.path(), true).text;
+        const auto begin = json.find("\"formats\":") + 10, end = json.find("},\"scanned\"");
+        return json.substr(begin, end - begin);
+    };
+    const std::string base = "model.language_model.layers.0.mlp.experts.down_proj";
+    const auto named = [](const std::string& format) {
+        return "{\"layers.*.mlp.experts.down_proj\":{\"" + format + "\":1}";
+    };
+    const StoredTensor e4m3{base + "_scale", "F8_E4M3", {2, 4, 1}, Bytes(8, 0x38)};
+    const StoredTensor factor{base + "_scale_2", "F32", {2}, Bytes(8, 0x3f)};
+    BOOST_TEST(formats(base, "U8", {2, 4, 8}, 64, {e4m3, factor}) == named("fused NVFP4"));
+    BOOST_TEST(formats(base + "_packed", "U8", {2, 4, 8}, 64,
+                       {e4m3, {base + "_global_scale", "F32", {2}, Bytes(8, 0x3f)}}) ==
+               named("fused NVFP4 (divisor)"));
+    BOOST_TEST(formats(base + ".weight", "U8", {2, 4, 16}, 128,
+                       {{base + ".weight_scale", "U8", {2, 4, 1}, Bytes(8, 0x7f)}}) == named("fused MXFP4"));
+    BOOST_TEST(formats(base + "_weight", "F8_E4M3", {2, 4, 8}, 64,
+                       {{base + "_weight_scale", "F32", {2}, Bytes(8, 0x3f)}}) ==
+               named("fused FP8 per tensor"));
+    BOOST_TEST(formats(base, "F8_E4M3", {2, 4, 8}, 64,
+                       {{base + "_scale", "F32", {2, 4, 1}, Bytes(32, 0x3f)}}) == named("fused FP8 per row"));
+    BOOST_TEST(
+        formats(base, "F8_E4M3", {2, 4, 8}, 64, {{base + "_scale_inv", "F32", {2, 1, 1}, Bytes(8, 0x3f)}}) ==
+        named("fused FP8 128x128"));
+    BOOST_TEST(formats(base, "BF16", {2, 4, 8}, 128, {}) == named("fused BF16"));
+    // A packing that no loader here knows, and a convolution, which has three dimensions as well.
+    BOOST_TEST(formats(base + "_packed", "I32", {2, 4, 2}, 64, {}) == named("fused packed I32"));
+    BOOST_TEST(formats("model.language_model.layers.0.linear_attn.conv1d.weight", "BF16", {8, 1, 4}, 64,
+                       {}) == "{\"layers.*.linear_attn.conv1d\":{\"BF16\":1}");
 }
 
 BOOST_AUTO_TEST_CASE(a_model_is_described_by_the_parts_it_has) {
