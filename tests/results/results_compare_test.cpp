@@ -97,3 +97,29 @@ BOOST_AUTO_TEST_CASE(comparisons) {
                "d| d is not there in the first, 4 in the second\n");
     BOOST_TEST(settings("a: \n", "a: \x1b[2J\n") == "a| a is \"\" in the first, \\x1b[2J in the second\n");
 }
+
+BOOST_AUTO_TEST_CASE(prompts_refused_by_their_length_are_compared_as_they_are_in_the_files) {
+    Folder folder;
+    const auto write = [&](const char* name, const std::string& prompt) {
+        ResultFile file(folder.path / name, sample_run(), Existing::refuse);
+        file.append(sample_request(0));
+        RequestRecord refused;
+        refused.index = 1;
+        refused.prompt = prompt;
+        refused.finish_reason = "error";
+        refused.error = "too long";
+        file.append(refused);
+        file.finish({});
+        return read_results(folder.path / name, Contents::compared);
+    };
+    const std::string long_text(70'000, 'p');  // no attribute holds it
+    const StoredRun a = write("a.h5", long_text + "a"), same = write("same.h5", long_text + "a"),
+                    b = write("b.h5", long_text + "b");
+    BOOST_TEST(a.requests.at(0).prompt.empty());  // its ids tell it apart
+    BOOST_TEST((a.requests.at(1).prompt == long_text + "a"));
+    BOOST_TEST(!compare_results(a, same).has_value());
+    const auto difference = compare_results(a, b);
+    BOOST_REQUIRE(difference.has_value());
+    BOOST_TEST(difference->request == 1);
+    BOOST_TEST(difference->what == "request 1: the prompts differ in their text");
+}
