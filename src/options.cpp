@@ -173,24 +173,25 @@ bool holds(const std::vector<Given>& given, const std::string& name) {
 /// The command line's values, and those of the job file that none of these replaces, by its name or as its
 /// rival.
 std::vector<Given> merge(const std::vector<Given>& line, const JobFile& job) {
-    static const std::vector<std::pair<std::string, std::string>> rivals = {
-        {"shares", "policy"},         {"policy", "shares"},      {"overwrite", "resume"},
-        {"resume", "overwrite"},      {"prompt", "prompts"},     {"prompts", "prompt"},
-        {"hardware", "memory-limit"}, {"hardware", "bandwidth"}, {"memory-limit", "hardware"},
-        {"bandwidth", "hardware"}};
+    static const std::vector<std::pair<std::string, std::string>> rivals = {{"shares", "policy"},
+                                                                            {"overwrite", "resume"},
+                                                                            {"prompt", "prompts"},
+                                                                            {"hardware", "memory-limit"},
+                                                                            {"hardware", "bandwidth"}};
     std::set<std::string> replaced;
     for (const auto& given : line) {
         replaced.insert(given.option->name);
         const bool undone = given.option->argument.empty() && given.value == "off";
         if (undone && given.option->name == "chat") replaced.insert("thinking");
         if (undone) continue;  // it asks for nothing that its rival could contradict
-        for (const auto& [name, rival] : rivals)
-            if (given.option->name == name) replaced.insert(rival);
+        for (const auto& [a, b] : rivals) {
+            if (given.option->name == a) replaced.insert(b);
+            if (given.option->name == b) replaced.insert(a);
+        }
     }
     auto all = line;
-    for (const auto& given : job.given) {
-        if (!replaced.count(given.option->name)) all.push_back(given);
-    }
+    for (const auto& given : job.given)
+        if (!replaced.contains(given.option->name)) all.push_back(given);
     return all;
 }
 
@@ -382,14 +383,6 @@ std::string help_text() {
         "--hardware its memory-limit and bandwidth. plan takes the job file of a run: what only a run needs\n"
         "is checked and not used.\n";
     return out;
-}
-
-std::uint64_t parse_bytes(const std::string& text) {
-    try {
-        return values::bytes(text);
-    } catch (const values::Refused& refused) {
-        throw Error(Exit::usage, in_quotes(text) + " " + refused.why, refused.hint);
-    }
 }
 
 }  // namespace ftmpi

@@ -62,7 +62,7 @@ struct Options {
     std::optional<bool> embedding_on_host;  ///< left out: on GPUs that have room for it, else in host memory
     std::int64_t prefill_chunk =
         0;            ///< rows of one prefill step, 0 = kPrefillRowsCpu or kPrefillRowsGpu (plan.hpp)
-    int threads = 0;  ///< CPU threads a rank, 0 = cores / ranks of this host
+    int threads = 0;  ///< CPU threads a rank, 0 = those the process may use, over the ranks that share them
     std::optional<bool> hash;  ///< on in run, off in bench
     bool resume = false, overwrite = false;
     double timeout = 300;  ///< seconds a phase or a collective may take
@@ -82,8 +82,6 @@ Options parse_options(int argc, const char* const* argv);
 std::string job_file_text(const Options& options);
 /// The option table, as `--help` prints it and the README repeats it.
 std::string help_text();
-/// Bytes of "24GiB", "512MiB", "16GB", "1000"; Error(usage) otherwise.
-std::uint64_t parse_bytes(const std::string& text);
 
 /// One prompt of a run, before tokenizing.
 struct PromptText {

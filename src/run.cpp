@@ -277,10 +277,7 @@ private:
 Exit run_command(const Options& options, mpi::Session& session) {
     const auto begin = Clock::now();
     std::vector<PromptText> prompts;
-    session.agree("options", [&] {
-        if (options.model.empty()) throw Error(Exit::usage, "--model DIR is missing");
-        prompts = read_prompts(options);
-    });
+    session.agree("options", [&] { prompts = read_prompts(options); });
     Run run(options, session, prompts);
     run.plan();
     run.open_results();

@@ -60,10 +60,6 @@ bool hashed(const RequestRecord& request) { return !request.logits_sha256.empty(
 }  // namespace
 
 int verify_command(const Options& options) {
-    if (options.files.size() != 2)
-        throw Error(Exit::usage,
-                    "verify takes two result files, " + std::to_string(options.files.size()) + " given",
-                    "ftmpi verify A.h5 B.h5");
     const std::string &file_a = options.files[0], &file_b = options.files[1];
     const StoredRun a = read_results(file_a, Contents::compared),
                     b = read_results(file_b, Contents::compared);

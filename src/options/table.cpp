@@ -165,24 +165,15 @@ Binding lengths(std::vector<std::int64_t> Options::*member, std::int64_t most) {
         [](std::int64_t n) { return std::to_string(n); });
 }
 
-Binding hash() {
-    return {[](Options& o, const std::string& text) {
-                if (text != "on" && text != "off") throw Refused{"must be one of on, off"};
-                o.hash = text == "on";
+/// One of two words, or unset.
+Binding either(std::optional<bool> Options::*member, const std::string& yes, const std::string& no) {
+    return {[=](Options& o, const std::string& text) {
+                if (text != yes && text != no) throw Refused{"must be one of " + yes + ", " + no};
+                o.*member = text == yes;
             },
-            [](const Options& o) {
-                return std::string(!o.hash ? "" : *o.hash ? "on" : "off");
-            }};
-}
-
-Binding embedding() {
-    return {[](Options& o, const std::string& text) {
-                if (text != "host" && text != "device") throw Refused{"must be one of host, device"};
-                o.embedding_on_host = text == "host";
-            },
-            [](const Options& o) {
-                return std::string(!o.embedding_on_host ? "" : *o.embedding_on_host ? "host" : "device");
-            }};
+            [=](const Options& o) { return !(o.*member)   ? ""
+                                           : *(o.*member) ? yes
+                                                          : no; }};
 }
 
 std::vector<OptionRow> build_table() {
@@ -276,13 +267,14 @@ std::vector<OptionRow> build_table() {
     add("kv", "bf16|fp8|fp32", in_planning, "storage of keys and values",
         choice<KvType>(&Options::kv, {{"bf16", KvType::bf16}, {"fp8", KvType::fp8}, {"fp32", KvType::fp32}}));
     add("embedding", "host|device", in_planning,
-        "where the embedding table stays; when left out, on GPUs that have room for it", embedding());
+        "where the embedding table stays; when left out, on GPUs that have room for it",
+        either(&Options::embedding_on_host, "host", "device"));
     add("prefill-chunk", "TOKENS", in_planning,
         "rows of one prefill step; 0: 256 on the CPU, 1024 on GPUs; does not change the bits of exact "
         "numerics",
         integer(&Options::prefill_chunk, 0, 65536));
     add("threads", "N", in_generation | per_rank,
-        "CPU threads a rank; the host's cores over its ranks when left out",
+        "CPU threads a rank; when left out, what the process may use, shared with the host's other ranks",
         integer(&Options::threads, 1, 1024));
 
     group = "Results", group_where = in_generation;
@@ -294,7 +286,8 @@ std::vector<OptionRow> build_table() {
         on_off(&Options::resume));
     add("save-logits", "", in_run, "store the logits of every step", on_off(&Options::save_logits));
     add("hash", "on|off", in_generation,
-        "SHA-256 of every step's logits; on in run, off in bench when left out", hash());
+        "SHA-256 of every step's logits; on in run, off in bench when left out",
+        either(&Options::hash, "on", "off"));
     add("json", "", in_planning | in_inspect,
         "JSON on stdout in place of text; plan, bench, inspect: one object; run: one for each finished "
         "request, one a line, in the order of finishing",

@@ -434,15 +434,17 @@ BOOST_AUTO_TEST_CASE(options_that_contradict_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(sizes) {
-    BOOST_TEST(parse_bytes("24GiB") == 24ull << 30);
-    BOOST_TEST(parse_bytes("512MiB") == 512ull << 20);
-    BOOST_TEST(parse_bytes("16GB") == 16000000000ull);
-    BOOST_TEST(parse_bytes("1000") == 1000u);
-    BOOST_TEST(parse_bytes("1.5KiB") == 1536u);
-    BOOST_TEST(parse_bytes("9007199254740993") == 9007199254740993ull);
+    BOOST_TEST(values::bytes("24GiB") == 24ull << 30);
+    BOOST_TEST(values::bytes("512MiB") == 512ull << 20);
+    BOOST_TEST(values::bytes("16GB") == 16000000000ull);
+    BOOST_TEST(values::bytes("1000") == 1000u);
+    BOOST_TEST(values::bytes("1.5KiB") == 1536u);
+    BOOST_TEST(values::bytes("9007199254740993") == 9007199254740993ull);
     for (const char* bad : {"", "GiB", "24G", "24gib", "24 GiB", "-1", "1.5", "1..5GiB", ".5GiB", "5.GiB",
-                            "1e3", "99999999999TiB", "1GiBx"})
-        TEST_HOLDS(refusal(Exit::usage, [&] { parse_bytes(bad); }), "\"" + std::string(bad) + "\"");
+                            "1e3", "99999999999TiB", "1GiBx"}) {
+        BOOST_CHECK_THROW(values::bytes(bad), values::Refused);
+        if (*bad) TEST_HOLDS(usage_run({"--memory-limit", bad}), "\"" + std::string(bad) + "\"");
+    }
 }
 
 BOOST_AUTO_TEST_CASE(job_files) {
@@ -552,6 +554,7 @@ BOOST_AUTO_TEST_CASE(help_lists_every_option_within_100_columns) {
         begin = end + 1;
     }
     BOOST_TEST(widest <= 100u);
+    TEST_HOLDS(help, "what the process may use");
     for (const char* part : {"--model DIR", "[default 64]", "--hardware", "(run, bench, plan)", "[plan]",
                              "recover", "--kv bf16|fp8|fp32", "[default bf16]"})
         TEST_HOLDS(help, part);
