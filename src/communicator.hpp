@@ -1,4 +1,4 @@
-// What the model needs from the other ranks: gathers of device columns and of a few host words. Floor 2.
+// What the model needs from the other ranks: gathers of device columns and of a few host values. Floor 2.
 // Nothing is ever summed across ranks, so every transport gives the same bits.
 #pragma once
 
@@ -39,7 +39,8 @@ public:
     virtual void all_gather(std::span<const ShardedColumns> parts, std::string_view name, Stream stream) = 0;
     /// True when all_gather() only queues work on its stream, so that Backend::replay() may do it again.
     virtual bool capturable() const { return size() == 1; }
-    /// Host words: all[r * mine.size() + i] = word i of rank r, on every rank. All ranks pass the same count.
+    /// Host values: all[r * mine.size() + i] = value i of rank r, on every rank. All ranks pass the same
+    /// count.
     virtual void all_gather_values(std::span<const std::uint64_t> mine, std::span<std::uint64_t> all,
                                    std::string_view name) = 0;
 

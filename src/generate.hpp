@@ -52,7 +52,8 @@ public:
         std::function<void(const Request&, std::string_view text, bool last)> text;
         /// Rank 0: a finished request, before the next one takes its slot.
         std::function<void(const RequestRecord&)> finished;
-        /// Any rank: true once this rank was asked to stop; spread to all with the words of the next step.
+        /// Any rank: true once this rank was asked to stop; spread to all with the host values of the next
+        /// step.
         std::function<bool()> stop_requested;
         /// Every rank, before each step: "prefill" or "decode".
         std::function<void(std::string_view phase)> step;

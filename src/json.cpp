@@ -117,26 +117,6 @@ JsonObject JsonObject::as_object(std::string_view key, const element& value) con
     return JsonObject(inner, file_, name_of(key) + ".");
 }
 
-std::int64_t JsonObject::integer(std::string_view key, std::int64_t low, std::int64_t high) const {
-    require(key);
-    return *optional_integer(key, low, high);
-}
-
-std::string JsonObject::text(std::string_view key) const {
-    require(key);
-    return *optional_text(key);
-}
-
-double JsonObject::number(std::string_view key) const {
-    require(key);
-    return *optional_number(key);
-}
-
-JsonObject JsonObject::object(std::string_view key) const {
-    require(key);
-    return *optional_object(key);
-}
-
 simdjson::dom::array JsonObject::array(std::string_view key) const {
     require(key);
     simdjson::dom::array array;

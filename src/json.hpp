@@ -27,10 +27,12 @@ public:
     std::optional<simdjson::dom::element> member(std::string_view key) const;
 
     /// An integer literal in [low, high]; 4.0 and "4" are not integers.
-    std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high) const;
-    std::string text(std::string_view key) const;
-    double number(std::string_view key) const;  ///< finite
-    JsonObject object(std::string_view key) const;
+    std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high) const {
+        return required(key, optional_integer(key, low, high));
+    }
+    std::string text(std::string_view key) const { return required(key, optional_text(key)); }
+    double number(std::string_view key) const { return required(key, optional_number(key)); }  ///< finite
+    JsonObject object(std::string_view key) const { return required(key, optional_object(key)); }
     simdjson::dom::array array(std::string_view key) const;
     std::vector<std::string> texts(std::string_view key) const;   ///< an array of strings
     std::vector<JsonObject> objects(std::string_view key) const;  ///< an array of objects
@@ -60,6 +62,10 @@ public:
 
 private:
     void require(std::string_view key) const;
+    template <class T> T required(std::string_view key, std::optional<T> value) const {
+        if (!value) require(key);
+        return *std::move(value);
+    }
 
     simdjson::dom::object object_;
     std::string file_;  ///< as it is named in messages

@@ -120,7 +120,6 @@ public:
     const Matrix& head() const { return *head_; }
     const float* final_norm() const { return final_norm_.data(); }
     const ReadCount& read() const { return read_; }
-    std::uint64_t matrix_bytes() const { return matrix_bytes_; }  ///< device memory held by matrices
     /// Device memory taken, in the groups of weights.
     const RankBytes& allocated() const { return allocated_; }
 
@@ -130,7 +129,6 @@ private:
     std::unique_ptr<Matrix> embedding_, head_;
     DeviceArray<float> final_norm_;
     ReadCount read_;
-    std::uint64_t matrix_bytes_ = 0;
     RankBytes allocated_;
 };
 

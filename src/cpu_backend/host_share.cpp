@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iomanip>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -161,24 +160,6 @@ double share_of(Of of, const std::vector<Bound>& mine, const std::vector<std::ve
         share = std::min(share, bound.amount / static_cast<double>(std::max<std::ptrdiff_t>(1, holders)));
     }
     return share;
-}
-
-std::string text_of(const std::vector<Bound>& bounds) {
-    std::ostringstream out;
-    out << std::setprecision(17);
-    for (const Bound& b : bounds) out << static_cast<int>(b.of) << ' ' << b.amount << ' ' << b.name << '\n';
-    return out.str();
-}
-
-std::vector<Bound> bounds_of(std::string_view text) {
-    std::vector<Bound> bounds;
-    std::istringstream in{std::string(text)};
-    int of = 0;
-    for (Bound b; in >> of >> b.amount && in.get() && std::getline(in, b.name);) {
-        b.of = static_cast<Of>(of);
-        bounds.push_back(b);
-    }
-    return bounds;
 }
 
 }  // namespace ftmpi

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace ftmpi {
@@ -18,6 +19,10 @@ struct Bound {
     double amount = 0;  ///< processors, or bytes
 };
 
+constexpr auto fields_of(std::type_identity<Bound>) {
+    return std::tuple(&Bound::of, &Bound::name, &Bound::amount);
+}
+
 /// The bounds of this process, read under `root`/proc and `root`/sys. What cannot be read bounds nothing;
 /// page cache in a cgroup counts as left.
 std::vector<Bound> host_bounds(const std::filesystem::path& root = "/");
@@ -28,9 +33,5 @@ double least(const std::vector<Bound>& bounds, Bound::Of of);
 /// The least of what `mine` leave to each rank, when the ranks of a host share every bound evenly that they
 /// have in common. `ranks`: the bounds of all ranks of this host, this one included.
 double share_of(Bound::Of of, const std::vector<Bound>& mine, const std::vector<std::vector<Bound>>& ranks);
-
-/// Bounds as lines, to tell other ranks, and back.
-std::string text_of(const std::vector<Bound>& bounds);
-std::vector<Bound> bounds_of(std::string_view text);
 
 }  // namespace ftmpi

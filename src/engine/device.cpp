@@ -1,6 +1,7 @@
 #include "device.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "../cpu_backend.hpp"
 #include "../error.hpp"
@@ -22,9 +23,8 @@ RankDevice cpu_device(const Options& options, double processors) {
 double share_of_host(Bound::Of of, mpi::Session& session) {
     const auto mine = host_bounds();
     std::vector<std::vector<Bound>> here;
-    for (const std::string& text : session.all_gather(session.host() + '\n' + text_of(mine), "host"))
-        if (const auto end = text.find('\n'); text.substr(0, end) == session.host())
-            here.push_back(bounds_of(std::string_view(text).substr(end + 1)));
+    for (auto& [host, bounds] : session.gather_records(std::pair(session.host(), mine), "host"))
+        if (host == session.host()) here.push_back(std::move(bounds));
     return share_of(of, mine, here);
 }
 

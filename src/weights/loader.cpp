@@ -20,10 +20,7 @@ public:
         source.blocks.push_back(table.block({0, table.rows}));
         in(&RankBytes::embedding,
            [&] { to_.embedding_ = backend_.load_table(source, plan_.embedding_on_host); });
-        if (!plan_.embedding_on_host) {
-            to_.read_.replicated += table.bytes({0, table.rows});
-            to_.matrix_bytes_ += to_.embedding_->bytes;
-        }
+        if (!plan_.embedding_on_host) to_.read_.replicated += table.bytes({0, table.rows});
         in(&RankBytes::replicated, [&] {
             const std::int64_t hidden = config_.hidden;
             to_.final_norm_ = vector(inventory_.final_norm(), Form::norm, true, {{0, hidden}}, 1);
@@ -110,7 +107,6 @@ private:
 
     std::unique_ptr<Matrix> keep(const MatrixSource& source) {
         auto matrix = backend_.load(source);
-        to_.matrix_bytes_ += matrix->bytes;
         for (const RowBlock& b : source.blocks)
             checkpoint_.drop_pages(b.codes, static_cast<std::size_t>(b.rows) * b.pitch);
         return matrix;

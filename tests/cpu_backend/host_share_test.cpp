@@ -2,6 +2,7 @@
 // versions of cgroups, nested and in containers, alone and shared by ranks.
 #define BOOST_TEST_MODULE host_share
 #include "cpu_backend/host_share.hpp"
+#include "packing.hpp"
 
 #include <boost/test/unit_test.hpp>
 
@@ -123,7 +124,7 @@ BOOST_AUTO_TEST_CASE(ranks_share_the_bounds_that_they_have_in_common) {
     BOOST_TEST(share_of(Of::processors, a, {a, a}) == 2);
     BOOST_TEST(share_of(Of::memory_left, a, {a, a, a, a}) == 2.5 * kGiB);
     // And what is told of them is what they are.
-    const auto again = bounds_of(text_of(b));
+    const auto again = unpacked<std::vector<Bound>>(packed(b), "bounds");
     BOOST_TEST(again.size() == b.size());
     BOOST_TEST(share_of(Of::memory_left, again, {a, again}) == 2 * kGiB);
     BOOST_TEST(again[2].name == "/job");
