@@ -189,7 +189,6 @@ std::vector<OptionRow> build_table() {
     using B = BackendChoice;
     using T = TransportChoice;
 
-    // clang-format off: one line an option.
     group = "Input", group_where = in_run;
     add("model", "DIR", in_planning | in_inspect, "checkpoint directory in Hugging Face layout",
         path(&Options::model));
@@ -294,7 +293,6 @@ std::vector<OptionRow> build_table() {
         on_off(&Options::json));
     add("timeout", "SECONDS", in_generation, "longest wait for the other ranks, a phase or a collective",
         number(&Options::timeout, 0.1, 1e6));
-    // clang-format on
     return rows;
 }
 
