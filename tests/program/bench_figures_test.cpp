@@ -104,6 +104,8 @@ BOOST_AUTO_TEST_CASE(percentiles_are_values_that_were_measured) {
     BOOST_TEST(percentile(v, 1) == 100);
     BOOST_TEST(percentile(v, 0) == 1);
     BOOST_TEST(median({7}) == 7);
+    BOOST_TEST(median({1, 8}) == 1);  // of an even number the lower of the two in the middle, not their mean
+    BOOST_TEST(median({9, 1, 4, 2}) == 2);
     BOOST_TEST(median({}) == 0);
 }
 
