@@ -40,6 +40,14 @@ void check_no_duplicates(const std::filesystem::path& path, const element& value
 
 }  // namespace
 
+std::string json_fault(simdjson::error_code error) {
+    const std::string message = simdjson::error_message(error);
+    // Newer versions of the library begin with the code's name: "TAPE_ERROR: The JSON document has ...".
+    const auto name = message.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
+    return name != std::string::npos && message.compare(name, 2, ": ") == 0 ? message.substr(name + 2)
+                                                                            : message;
+}
+
 JsonFile::JsonFile(const std::filesystem::path& path, std::uint64_t limit)
     : path_(path), text_(read_small_file(path, limit,
                                          {.hint = "is this the whole folder of a Hugging Face checkpoint?",
@@ -48,7 +56,7 @@ JsonFile::JsonFile(const std::filesystem::path& path, std::uint64_t limit)
     if (bytes().substr(0, 3) == "\xef\xbb\xbf") refuse_file(path, "begins with a byte order mark");
     if (const auto error = parser_.parse(text_).get(root)) {
         if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-        refuse_file(path, std::string("is not valid JSON: ") + simdjson::error_message(error));
+        refuse_file(path, "is not valid JSON: " + json_fault(error));
     }
     if (root.get(root_)) refuse_file(path, "does not hold a JSON object");
     check_no_duplicates(path, root, {});

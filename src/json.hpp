@@ -15,6 +15,9 @@
 
 namespace ftmpi {
 
+/// What the parser found wrong, in words.
+std::string json_fault(simdjson::error_code error);
+
 /// An object of a file. A member that is null counts as absent. Valid while its JsonFile lives.
 class JsonObject {
 public:

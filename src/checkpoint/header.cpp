@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../error.hpp"
+#include "../json.hpp"
 #include "../text/small_file.hpp"
 
 namespace ftmpi {
@@ -80,7 +81,7 @@ private:
         element root;
         if (const auto error = parser.parse(json).get(root)) {
             if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-            refuse(std::string("the header is not valid JSON: ") + simdjson::error_message(error),
+            refuse("the header is not valid JSON: " + json_fault(error),
                    "a damaged download, or a file that another program wrote wrongly?");
         }
         const simdjson::dom::object object = root;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "../error.hpp"
+#include "../json.hpp"
 #include "../options.hpp"
 #include "../text/small_file.hpp"
 #include "../text/utf8.hpp"
@@ -99,7 +100,7 @@ PromptText prompt_of_json(simdjson::dom::parser& parser, std::string_view line, 
     const auto fault = parser.parse(line.data(), line.size()).get(document);
     if (fault == simdjson::MEMALLOC) throw std::bad_alloc();
     if (fault != simdjson::SUCCESS)
-        refuse(where + "not one JSON object: " + simdjson::error_message(fault),
+        refuse(where + "not one JSON object: " + json_fault(fault),
                "the file is read as JSONL because it starts with '{'; give a text prompt that starts so as "
                "{\"prompt\": ...}");
     simdjson::dom::object object;
