@@ -9,7 +9,7 @@
 
 namespace ftmpi {
 
-/// Process exit codes. A job script may branch on them; they are listed in the README.
+/// Process exit codes. A job script may branch on them; jobs/README.md lists them.
 enum class Exit : int {
     ok = 0,
     failure = 1,        ///< a fault of the program or of the machine (I/O error, internal check)

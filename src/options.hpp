@@ -80,7 +80,7 @@ Options parse_options(int argc, const char* const* argv);
 /// was left out for the program to choose stays left out, and so do --output, --overwrite, --resume and
 /// --job, which say nothing of what is computed.
 std::string job_file_text(const Options& options);
-/// The option table, as `--help` prints it and the README repeats it.
+/// The option table, as `--help` prints it.
 std::string help_text();
 
 /// One prompt of a run, before tokenizing.
