@@ -173,6 +173,8 @@ struct ResultFile::State {
         if (!done && indices.empty() && run.replaces.empty()) journal.remove();
         if (!done && nothing_left && journal.was_empty()) journal.remove();
     }
+    void need_same(const fs::path& from, const std::string& identity) const;
+    void need_asked_for(const fs::path& from, std::int64_t last) const;
     void keep_earlier(JournalIndex& found);
     bool keep_as_it_is(const SchemaReader& file);
 
@@ -233,24 +235,25 @@ ResultFile::State::State(fs::path path, RunRecord record, Existing existing, boo
     finished.assign(indices.begin(), indices.end());
 }
 
+void ResultFile::State::need_same(const fs::path& from, const std::string& identity) const {
+    const std::string difference = identity_difference(identity, run.run.identity);
+    if (!difference.empty())
+        throw Error(Exit::bad_input, "--resume: " + from.string() + " was made by another run: " + difference,
+                    "give the same model, prompts and options, or choose another --output");
+}
+
+/// Equal runs ask for equal requests: what is beyond them was written by something else, and is no place in
+/// this run.
+void ResultFile::State::need_asked_for(const fs::path& from, std::int64_t last) const {
+    if (run.run.requests_asked > 0 && last >= run.run.requests_asked)
+        throw Error(Exit::bad_input,
+                    "--resume: " + from.string() + " holds request " + std::to_string(last) +
+                        ", counted from 0, but this run asks for " +
+                        counted(static_cast<std::uint64_t>(run.run.requests_asked), "request"),
+                    "choose another --output");
+}
+
 void ResultFile::State::keep_earlier(JournalIndex& found) {
-    const auto need_same = [&](const fs::path& from, const std::string& identity) {
-        const std::string difference = identity_difference(identity, run.run.identity);
-        if (!difference.empty())
-            throw Error(Exit::bad_input,
-                        "--resume: " + from.string() + " was made by another run: " + difference,
-                        "give the same model, prompts and options, or choose another --output");
-    };
-    // Equal runs ask for equal requests: what is beyond them was written by something else, and is no place
-    // in this run.
-    const auto need_asked_for = [&](const fs::path& from, std::int64_t last) {
-        if (run.run.requests_asked > 0 && last >= run.run.requests_asked)
-            throw Error(Exit::bad_input,
-                        "--resume: " + from.string() + " holds request " + std::to_string(last) +
-                            ", counted from 0, but this run asks for " +
-                            counted(static_cast<std::uint64_t>(run.run.requests_asked), "request"),
-                        "choose another --output");
-    };
     const bool from_journal = !found.indices.empty(), file_exists = !replaceable.empty();
     const bool keeps_file = found.first && found.first->keeps_file;
     // What --overwrite was given for is replaced, also when the run was killed before it finished a request.

@@ -131,7 +131,11 @@ RequestRecord SchemaReader::request(std::int64_t index, Contents contents) const
     const Object group = open_listed_group(requests_, std::to_string(index));
     RequestRecord r;
     const auto need_columns = [&](const std::string& name, const std::vector<hsize_t>& dims, std::size_t n) {
-        if (dims.size() != 2 || dims[1] != n) bad(group, name + " is not rows of " + std::to_string(n));
+        if (dims.size() == 2 && dims[1] == n) return;
+        std::string shape;
+        for (const hsize_t d : dims) shape += "[" + std::to_string(d) + "]";
+        bad(group, name + " should be [steps][" + std::to_string(n) + "], but is " +
+                       (shape.empty() ? "one value" : shape));
     };
     const auto read = [&](const auto& field) {
         if constexpr (std::is_member_object_pointer_v<decltype(field.value)>) {

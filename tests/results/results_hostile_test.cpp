@@ -190,6 +190,17 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
     });
     refused_by_all(folder, {"out.h5: /requests/0: results: request 0: gather_seconds are not whole rows"});
 
+    craft(folder.file, [&](hid_t file) {
+        const hsize_t dims[] = {3, 31};
+        need(H5Ldelete(file, "requests/0/step_logits_sha256", H5P_DEFAULT));
+        const hid_t space = H5Screate_simple(2, dims, nullptr);
+        H5Dclose(H5Dcreate2(file, "requests/0/step_logits_sha256", H5T_STD_U8LE, space, H5P_DEFAULT,
+                            H5P_DEFAULT, H5P_DEFAULT));
+        H5Sclose(space);
+    });
+    check_error(Exit::bad_input, {"step_logits_sha256 should be [steps][32], but is [3][31]"},
+                [&] { read_results(folder.file); });
+
     for (const std::int64_t session :
          {std::int64_t{-1}, std::int64_t{1'000'000'001}, std::numeric_limits<std::int64_t>::max()}) {
         craft(folder.file, [&](hid_t file) { put_integer(file, "/", "session", session); });
