@@ -18,7 +18,7 @@ enum class Exit : int {
     does_not_fit = 4,   ///< the plan does not fit the memory it was given
     rank_failed = 5,    ///< another rank failed; that rank's message was printed
     timed_out = 6,      ///< a collective or a phase passed its deadline
-    interrupted = 7,    ///< SIGTERM or SIGINT: finished requests were saved, the rest were not run
+    interrupted = 7,    ///< SIGTERM, SIGINT or SIGUSR1: finished requests were saved, the rest were not run
     different = 8,      ///< `verify` found a difference
     partly_failed = 9,  ///< the run ended, but at least one request ended with an error of its own
 };
