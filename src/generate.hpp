@@ -80,13 +80,18 @@ public:
     double decode_seconds() const {
         return decode_seconds_;
     }  ///< wall time of all decode steps, from tokens read to tokens read
+    double prefill_seconds() const {
+        return prefill_seconds_;
+    }  ///< wall time of all steps of prompts, whose number in a step the requests' own times do not show
 
 private:
     struct Sequence;
     struct Step;
     using StepPointer = std::unique_ptr<Step>;
     bool may_run_ahead();
-    void start(const Request& request, int slot, const Events& events);
+    std::vector<Sequence*> fill(const std::vector<Request>& requests, std::size_t& next,
+                                const Events& events);
+    void prefill(std::vector<Sequence*> fresh, const Events& events);
     void decode(const Events& events);
     void read_in_flight(StepPointer next, const Events& events);
     // A step's life: issued, its logits captured before the next step writes its own, read back.
@@ -95,7 +100,8 @@ private:
                        std::string_view phase);
     void capture(Step& step);
     void read_back(Step& step, const Events& events);
-    void commit(Sequence& sequence, std::int32_t token, bool finite, double seconds, const Events& events);
+    void commit(Sequence& sequence, std::int32_t token, bool finite, double at, double seconds,
+                const Events& events);
     bool full(const Sequence& sequence, std::size_t made) const;
     void finish(Sequence& sequence, std::string reason, std::string error, const Events& events);
     bool synchronize(std::uint64_t token_digest, const Events& events);
@@ -108,7 +114,7 @@ private:
     const Tokenizer& tokenizer_;
     GenerateOptions options_;
     std::int64_t vocabulary_ = 0, failed_ = 0, decoded_ = 0;
-    double decode_seconds_ = 0, last_read_ = 0;
+    double decode_seconds_ = 0, prefill_seconds_ = 0, last_read_ = 0;
     std::vector<std::uint8_t> masked_host_;
     DeviceArray<std::uint8_t> masked_;
     DeviceArray<std::int32_t> chosen_;  ///< two steps in turns; of a step of n rows: n tokens, then n flags

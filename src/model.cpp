@@ -42,40 +42,59 @@ Model::Model(Backend& backend, Communicator& communicator, const ModelConfig& co
     routes_ = {expert_ids_.data(), expert_weights_.data(), config.top_k};
 }
 
-const float* Model::forward(std::span<const Row> host_rows, Range wanted, const std::int32_t* tokens) {
-    if (host_rows.empty() || static_cast<std::int64_t>(host_rows.size()) > max_rows_ ||
-        wanted.size() > plan_.slots)
+namespace {
+
+std::int64_t rows_in(std::span<const Range> ranges) {
+    std::int64_t n = 0;
+    for (const Range& range : ranges) n += range.size();
+    return n;
+}
+
+}  // namespace
+
+const float* Model::prefill(std::span<const Row> rows, std::span<const Range> wanted) {
+    return forward(rows, wanted, false, nullptr);
+}
+
+const float* Model::decode(std::span<const Row> rows, const std::int32_t* tokens) {
+    const Range all{0, static_cast<std::int64_t>(rows.size())};
+    return forward(rows, {&all, 1}, true, tokens);
+}
+
+const float* Model::forward(std::span<const Row> host_rows, std::span<const Range> wanted, bool decodes,
+                            const std::int32_t* tokens) {
+    const std::int64_t logits = rows_in(wanted);
+    if (host_rows.empty() || static_cast<std::int64_t>(host_rows.size()) > max_rows_ || logits > plan_.slots)
         throw Error(Exit::failure, "a step of " + std::to_string(host_rows.size()) +
                                        " rows was asked for; the workspace holds " +
                                        std::to_string(max_rows_));
     state_.advance(host_rows);
     if (sole_ && *sole_ != communicator_.rank()) {
-        if (wanted.empty()) return nullptr;
+        if (logits == 0) return nullptr;
         backend_.fence_copies();
-        return logits_of_all(wanted.size());
+        return logits_of_all(logits);
     }
     if (tokens) backend_.resolve_tokens(rows_.data(), host_rows, tokens, config_.vocab);
     else backend_.copy_in(rows_.data(), host_rows.data(), host_rows.size_bytes());
     const Rows rows{host_rows, rows_.data(), tokens != nullptr};
     backend_.embed(weights_.embedding(), rows, residual_.begin());
-    fast_step_ = fast_prefill_ && wanted.size() < rows.count();
+    fast_step_ = fast_prefill_ && !decodes;
     seen("embed", -1, residual_.x(), rows.count(), config_.hidden);
-    if (is_decode(rows, wanted))
+    if (decodes && can_replay(rows))
         backend_.replay(this, static_cast<std::uint64_t>(rows.count()), [&] { layers(rows, wanted); });
     else layers(rows, wanted);
-    return wanted.empty() ? nullptr : logits_.data();
+    return logits == 0 ? nullptr : logits_.data();
 }
 
 /// One token a slot and all logits: then all that is done depends on the number of rows alone.
-bool Model::is_decode(const Rows& rows, Range wanted) const {
-    if (observer_ || !communicator_.capturable() || wanted.begin != 0 || wanted.size() != rows.count())
-        return false;
+bool Model::can_replay(const Rows& rows) const {
+    if (observer_ || !communicator_.capturable()) return false;
     for (std::size_t r = 1; r < rows.host.size(); ++r)
         if (rows.host[r].slot <= rows.host[r - 1].slot) return false;
     return true;
 }
 
-void Model::layers(const Rows& rows, Range wanted) {
+void Model::layers(const Rows& rows, std::span<const Range> wanted) {
     for (std::size_t layer = 0; layer < weights_.layers().size(); ++layer) {
         mixer(layer, rows);
         experts(layer, rows);
@@ -131,19 +150,21 @@ void Model::experts(std::size_t layer, const Rows& rows) {
 }
 
 /// Logits of the rows that are wanted; where they are not all, all rows are summed up and some are normed.
-void Model::head(const Rows& rows, Range wanted) {
-    const std::int64_t T = rows.count(), H = config_.hidden;
-    if (wanted.size() != T) residual_.add(T);
-    if (!wanted.empty()) {
-        backend_.fence_copies();
-        const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
-        residual_.norm_project(weights_.final_norm(), {&head, 1}, wanted.size(), wanted.begin);
+void Model::head(const Rows& rows, std::span<const Range> wanted) {
+    const std::int64_t T = rows.count(), H = config_.hidden, logits = rows_in(wanted);
+    const Projection head{&weights_.head(), logits_.data() + plan_.head[rank_].begin, config_.vocab};
+    if (logits) backend_.fence_copies();
+    if (logits == T) {
+        residual_.norm_project(weights_.final_norm(), {&head, 1}, T);
+    } else {
+        residual_.add(T);
+        if (logits) residual_.norm_project(weights_.final_norm(), {&head, 1}, wanted);
     }
     if (!weights_.layers().empty())
         seen("hidden", static_cast<int>(weights_.layers().size()) - 1, residual_.x(), T, H);
-    if (wanted.empty()) return;
-    seen("final_norm", -1, residual_.normed(), wanted.size(), H);
-    logits_of_all(wanted.size());
+    if (logits == 0) return;
+    seen("final_norm", -1, residual_.normed(), logits, H);
+    logits_of_all(logits);
 }
 
 const float* Model::logits_of_all(std::int64_t rows) {

@@ -36,18 +36,22 @@ public:
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    /// Runs `rows` (at most max_rows()) and returns the logits of rows `wanted` (at most plan.slots of them),
-    /// gathered: (wanted, V) in device memory, valid until the next call; null when none is wanted. Every
-    /// rank calls this with the same arguments. When a copy_async() of the last call's logits may be under
-    /// way, they are written after it. With `tokens`, which are in device memory, the token of row t is
-    /// tokens[rows[t].token] as Backend::resolve_tokens() says: so a step is asked for before the host knows
-    /// what the step before chose.
-    const float* forward(std::span<const Row> rows, Range wanted, const std::int32_t* tokens = nullptr);
-    /// True when this rank's forward() takes `tokens`.
+    /// A step of prompts: runs `rows` (at most max_rows()), which may be of several sequences, and returns
+    /// the logits of the rows in `wanted` (rising, at most plan.slots of them), gathered: (wanted, V) in
+    /// device memory, valid until the next call; null when none is wanted. Every rank calls this with the
+    /// same arguments. When a copy_async() of the last call's logits may be under way, they are written after
+    /// it.
+    const float* prefill(std::span<const Row> rows, std::span<const Range> wanted);
+    const float* prefill(std::span<const Row> rows, Range wanted) { return prefill(rows, {&wanted, 1}); }
+    /// A step of decoding: one row a sequence and the logits of all, as prefill() returns them. With
+    /// `tokens`, which are in device memory, the token of row t is tokens[rows[t].token] as
+    /// Backend::resolve_tokens() says: so a step is asked for before the host knows what the step before
+    /// chose.
+    const float* decode(std::span<const Row> rows, const std::int32_t* tokens = nullptr);
+    /// True when this rank's decode() takes `tokens`.
     bool takes_device_tokens() const { return backend_.embeds_from_device(weights_.embedding()); }
 
-    /// Fast numerics, for steps of which not all rows' logits are wanted: the mixers. Router, experts and
-    /// head stay exact.
+    /// Fast numerics, for the steps of prompts: the mixers. Router, experts and head stay exact.
     void set_fast_prefill(bool fast) { fast_prefill_ = fast; }
 
     std::int64_t max_rows() const { return max_rows_; }
@@ -62,15 +66,17 @@ public:
     const Routes& routes() const { return routes_; }  ///< of the layer that ran last
 
 private:
-    void layers(const Rows& rows, Range wanted);
-    bool is_decode(const Rows& rows, Range wanted) const;
+    const float* forward(std::span<const Row> rows, std::span<const Range> wanted, bool decodes,
+                         const std::int32_t* tokens);
+    void layers(const Rows& rows, std::span<const Range> wanted);
+    bool can_replay(const Rows& rows) const;
     // The two halves of a layer begin with a norm of the stream and leave what they add to it.
     void mixer(std::size_t layer, const Rows& rows);
     void experts(std::size_t layer, const Rows& rows);
     // The two mixers fill the columns of this rank's heads in mixed_.
     void attention(std::size_t layer, const Rows& rows);
     void delta_net(std::size_t layer, const Rows& rows);
-    void head(const Rows& rows, Range wanted);
+    void head(const Rows& rows, std::span<const Range> wanted);
     const float* logits_of_all(std::int64_t rows);
     void gather(std::string_view name, std::span<const ShardedColumns> parts);
     void seen(std::string_view name, int layer, const float* values, std::int64_t rows, std::int64_t width);

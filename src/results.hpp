@@ -45,7 +45,7 @@ struct RequestRecord {
     std::vector<float> logits;    ///< [steps][vocabulary], with --save-logits
     std::int64_t vocabulary = 0;  ///< real ids, width of logits
     std::vector<float> margins;   ///< per step: largest minus second largest logit
-    double prefill_seconds = 0;
+    double prefill_seconds = 0;   ///< from its first step asked for to its first token, others' rows included
     std::vector<double> step_seconds;  ///< per output token; the first is its share of prefill
     std::vector<std::string> gather_names;
     std::vector<double> gather_seconds;  ///< [rank][gather name]: time spent waiting during this request

@@ -110,7 +110,6 @@ struct Tally {
         ++requests;
         if (r.prefill_seconds > 0) prompt_tokens += static_cast<std::int64_t>(r.prompt_ids.size());
         output_tokens += static_cast<std::int64_t>(r.output_ids.size());
-        prefill_seconds += r.prefill_seconds;
         if (!r.step_seconds.empty())
             steps.insert(steps.end(), r.step_seconds.begin() + 1, r.step_seconds.end());
     }
@@ -237,6 +236,7 @@ public:
             failed_ += generator.failed();
             tally_.decoded = generator.decoded();
             tally_.decode_seconds = generator.decode_seconds();
+            tally_.prefill_seconds = generator.prefill_seconds();
         });
     }
 

@@ -24,7 +24,7 @@ struct BenchCase {
 
 /// Times of one run on this rank.
 struct RunTimes {
-    double prefill_seconds = 0;          ///< of all prompts of the batch, one after the other
+    double prefill_seconds = 0;          ///< of all prompts of the batch, several in a step
     std::vector<double> step_seconds;    ///< one a decode step
     double prefill_gather_seconds = 0;   ///< waiting in collectives; only of a run whose gathers are watched
     std::vector<double> gather_seconds;  ///< likewise, one a decode step

@@ -42,28 +42,19 @@ Generator::~Generator() = default;
 
 Generator::End Generator::run(const std::vector<Request>& requests, const Events& events) {
     std::size_t next = 0;
-    const bool alone = slots_.size() == 1;
     ahead_ = may_run_ahead();
     while (!stopping_) {
-        if (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr) && in_flight_) {
-            // A request comes into a free slot: its prefill writes logits.
-            capture(*in_flight_);
-            read_in_flight(nullptr, events);
-        }
-        bool active = false;
-        for (std::size_t s = 0; s < slots_.size() && !stopping_; ++s) {
-            while (!slots_[s] && next < requests.size() && !stopping_) {
-                const Request& request = requests[next++];
-                slots_[s] = std::make_unique<Sequence>(request, static_cast<int>(s), alone);
-                slots_[s]->waits_before = communicator_.waits();
-                if (!request.refused.empty()) finish(*slots_[s], "error", request.refused, events);
-                else if (request.max_tokens == 0) finish(*slots_[s], "length", "", events);
-                else start(request, static_cast<int>(s), events);
-                if (slots_[s] && slots_[s]->finished) slots_[s].reset();
+        while (next < requests.size() && std::count(slots_.begin(), slots_.end(), nullptr) && !stopping_) {
+            if (in_flight_) {  // requests come into free slots: their prefill writes logits
+                capture(*in_flight_);
+                read_in_flight(nullptr, events);
+                if (stopping_) break;
             }
-            active = active || slots_[s];
+            prefill(fill(requests, next, events), events);
         }
-        if (!active || stopping_) break;
+        if (stopping_ ||
+            std::none_of(slots_.begin(), slots_.end(), [](const auto& s) { return s != nullptr; }))
+            break;
         decode(events);
     }
     if (in_flight_) backend_.wait_copy(in_flight_->copy);  // nobody reads it, but it still uses this memory
@@ -76,6 +67,29 @@ Generator::End Generator::run(const std::vector<Request>& requests, const Events
     return stopping_ && left ? End::interrupted : End::done;
 }
 
+/// The next requests into the free slots, in order; those that need no step end here.
+std::vector<Generator::Sequence*> Generator::fill(const std::vector<Request>& requests, std::size_t& next,
+                                                  const Events& events) {
+    std::vector<Sequence*> fresh;
+    const bool alone = slots_.size() == 1;
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+        while (!slots_[s] && next < requests.size()) {
+            const Request& request = requests[next++];
+            slots_[s] = std::make_unique<Sequence>(request, static_cast<int>(s), alone);
+            slots_[s]->waits_before = communicator_.waits();
+            if (!request.refused.empty()) finish(*slots_[s], "error", request.refused, events);
+            else if (request.max_tokens == 0) finish(*slots_[s], "length", "", events);
+            if (slots_[s]->finished) {
+                slots_[s].reset();
+                continue;
+            }
+            state_.reset(static_cast<int>(s));
+            fresh.push_back(slots_[s].get());
+        }
+    }
+    return fresh;
+}
+
 /// The same on all ranks, though what one of them needs for it may be another's to have.
 bool Generator::may_run_ahead() {
     if (!options_.run_ahead.value_or(communicator_.capturable()) || !options_.sampling.greedy()) return false;
@@ -86,27 +100,44 @@ bool Generator::may_run_ahead() {
     return std::count(all.begin(), all.end(), 0u) == 0;
 }
 
-void Generator::start(const Request& request, int slot, const Events& events) {
-    Sequence& sequence = *slots_[static_cast<std::size_t>(slot)];
-    const double begin = now();
-    state_.reset(slot);
-    const auto total = static_cast<std::int64_t>(request.ids.size());
-    for (std::int64_t at = 0; at < total && !stopping_; at += options_.prefill_chunk) {
-        if (events.step) events.step("prefill");
-        const std::int64_t n = std::min(options_.prefill_chunk, total - at);
+/// The prompts of `fresh`, as many in a step as it has rows for. A prompt is cut into the same pieces as
+/// alone: fast numerics promise nothing about other ones.
+void Generator::prefill(std::vector<Sequence*> fresh, const Events& events) {
+    while (!fresh.empty() && !stopping_) {
+        const double asked = now();
         std::vector<Row> rows;
-        for (std::int64_t i = at; i < at + n; ++i)
-            rows.push_back({request.ids[static_cast<std::size_t>(i)], slot, static_cast<std::int32_t>(i)});
-        const bool last = at + n == total;
-        const float* logits = model_.forward(rows, last ? Range{n - 1, n} : Range{});
-        if (!last) {
+        std::vector<Range> wanted;
+        std::vector<Sequence*> complete;
+        for (Sequence* s : fresh) {
+            const std::vector<std::int32_t>& ids = s->request.ids;
+            const auto total = static_cast<std::int64_t>(ids.size()),
+                       end = std::min(s->prefilled + options_.prefill_chunk, total),
+                       taken = static_cast<std::int64_t>(rows.size());
+            if (taken + end - s->prefilled > options_.prefill_chunk) break;
+            if (s->prefilled == 0) s->begin = asked;
+            for (; s->prefilled < end; ++s->prefilled)
+                rows.push_back({ids[static_cast<std::size_t>(s->prefilled)], s->slot,
+                                static_cast<std::int32_t>(s->prefilled)});
+            if (end < total) break;
+            const auto last = static_cast<std::int64_t>(rows.size());
+            wanted.push_back({last - 1, last});
+            complete.push_back(s);
+        }
+        fresh.erase(fresh.begin(), fresh.begin() + static_cast<std::ptrdiff_t>(complete.size()));
+        if (events.step) events.step("prefill");
+        const float* logits = model_.prefill(rows, wanted);
+        if (complete.empty()) {
             stopping_ = synchronize(0, events);
+            prefill_seconds_ += now() - asked;
             continue;
         }
-        const StepPointer step = argmax({&sequence}, logits, begin, "prefill");
+        const StepPointer step = argmax(std::move(complete), logits, asked, "prefill");
         capture(*step);
         read_back(*step, events);
+        prefill_seconds_ += last_read_ - asked;
     }
+    for (auto& s : slots_)
+        if (s && s->finished) s.reset();
 }
 
 /// One step of all sequences is read; with `ahead_` the next one has been asked for by then.

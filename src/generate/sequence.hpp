@@ -19,6 +19,8 @@ struct Generator::Sequence {
     bool shown;  ///< text goes out as it is made
     std::vector<std::int32_t> output;
     std::vector<double> step_seconds;
+    std::int64_t prefilled = 0;  ///< tokens of the prompt that steps have taken
+    double begin = 0;            ///< when its first step was asked for
     double prefill_seconds = 0;
     std::vector<Communicator::Wait> waits_before;
     LogitsAccount account;

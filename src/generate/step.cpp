@@ -32,8 +32,7 @@ Generator::StepPointer Generator::issue(const Step* before, const Events& events
     if (rows.empty()) return nullptr;
     if (events.step) events.step("decode");
     const double begin = now();
-    const float* logits =
-        model_.forward(rows, {0, static_cast<std::int64_t>(rows.size())}, before ? before->tokens : nullptr);
+    const float* logits = model_.decode(rows, before ? before->tokens : nullptr);
     return argmax(std::move(sequences), logits, begin, "decode");
 }
 
@@ -98,11 +97,12 @@ void Generator::read_back(Step& step, const Events& events) {
     if (events.read) events.read(step.phase);
     for (std::size_t i = 0; i < step.sequences.size(); ++i)
         if (step.sequences[i])
-            commit(*step.sequences[i], step.token[i], step.finite[i] != 0, seconds, events);
+            commit(*step.sequences[i], step.token[i], step.finite[i] != 0, at, seconds, events);
 }
 
-void Generator::commit(Sequence& s, std::int32_t token, bool finite, double seconds, const Events& events) {
-    if (s.output.empty()) s.prefill_seconds = seconds;
+void Generator::commit(Sequence& s, std::int32_t token, bool finite, double at, double seconds,
+                       const Events& events) {
+    if (s.output.empty()) s.prefill_seconds = seconds = at - s.begin;
     if (!finite || token < 0)
         return finish(s, "error",
                       !finite

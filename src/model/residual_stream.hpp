@@ -36,19 +36,23 @@ public:
     const float* x() const { return x_; }
     const float* normed() const { return normed_.data(); }
 
-    /// x += part, normed = RMSNorm(x), then the projections of normed: of `rows` rows from `first` on, which
-    /// is 0 where there is a part to add.
-    void norm_project(const float* weight, std::span<const Projection> to, std::int64_t rows,
-                      std::int64_t first = 0) {
-        backend_.norm_project({.from = x_ + first * width_,
-                               .plus = adds_ ? part_ : nullptr,
-                               .sum = adds_ ? sum_ : nullptr,
-                               .weight = weight,
-                               .eps = eps_,
-                               .width = width_,
-                               .out = normed_.data()},
-                              to, rows);
+    /// x += part, normed = RMSNorm(x), then the projections of normed: all `rows` rows.
+    void norm_project(const float* weight, std::span<const Projection> to, std::int64_t rows) {
+        Norm norm = norm_of(weight, 0, 0);
+        if (adds_) norm.plus = part_, norm.sum = sum_;
+        backend_.norm_project(norm, to, rows);
         turn();
+    }
+    /// The same of the rows in `some`, one behind the other in normed; behind add().
+    void norm_project(const float* weight, std::span<const Projection> to, std::span<const Range> some) {
+        if (some.size() == 1)
+            return backend_.norm_project(norm_of(weight, some[0].begin, 0), to, some[0].size());
+        std::int64_t rows = 0;
+        for (const Range& range : some) {
+            backend_.norm(norm_of(weight, range.begin, rows), range.size());
+            rows += range.size();
+        }
+        backend_.project(to, normed_.data(), rows);
     }
     /// x += part alone.
     void add(std::int64_t rows) {
@@ -57,6 +61,13 @@ public:
     }
 
 private:
+    Norm norm_of(const float* weight, std::int64_t from, std::int64_t to) const {
+        return {.from = x_ + from * width_,
+                .weight = weight,
+                .eps = eps_,
+                .width = width_,
+                .out = normed_.data() + to * width_};
+    }
     /// The sum is the stream now; the memory of the other two takes the next part and the next sum.
     void turn() {
         if (!std::exchange(adds_, false)) return;

@@ -99,7 +99,7 @@ void run(const std::filesystem::path& directory, const std::string& out, const s
     }
     model.observe([&](std::string_view name, int layer, const float* values, std::int64_t n,
                       std::int64_t width) { dump.add(*backend, name, layer, values, n, width); });
-    const float* logits = model.forward(rows, {tokens - 1, tokens});
+    const float* logits = model.prefill(rows, {tokens - 1, tokens});
     dump.add(*backend, "logits", -1, logits, 1, config.vocab);
     ids.close();
     std::printf("%lld tokens through %zu layers on %s: %lld values\n", static_cast<long long>(tokens),

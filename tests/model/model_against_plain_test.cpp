@@ -46,7 +46,7 @@ public:
             std::vector<Row> rows;
             for (std::size_t i = begin; i < begin + n; ++i)
                 rows.push_back({ids[i], 0, static_cast<std::int32_t>(i)});
-            const float* out = model_.forward(rows, {0, static_cast<std::int64_t>(n)});
+            const float* out = model_.prefill(rows, {0, static_cast<std::int64_t>(n)});
             for (std::size_t i = 0; i < n; ++i) {
                 auto& row = all.emplace_back(static_cast<std::size_t>(config_.vocab));
                 backend_->copy_out(row.data(), out + i * row.size(), row.size() * sizeof(float));

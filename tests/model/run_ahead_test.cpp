@@ -225,8 +225,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_chooses_another_token_ends_the_job) {
     for (const int ranks : {2, 3})
         for (int other = 0; other < ranks; ++other)
             for (const bool ahead : {false, true})
-                for (const int time :
-                     {1, 4, 9}) {  // three prompts, then steps: the last of a request among them
+                for (const int time : {1, 3, 7}) {  // a step of three prompts, then six: the last among them
                     int made = 0;
                     Fleet fleet(kModel,
                                 {.ranks = ranks, .slots = 3, .backend = [&]() -> std::unique_ptr<Backend> {
@@ -245,6 +244,35 @@ BOOST_AUTO_TEST_CASE(a_rank_that_chooses_another_token_ends_the_job) {
                             });
                     }
                 }
+}
+
+BOOST_AUTO_TEST_CASE(prompts_share_steps_and_keep_their_bits) {
+    // 3 to 40 tokens; one that ends with its prompt, one that is refused, one that asks for nothing.
+    Fleet one(kModel, {});
+    auto requests = requests_of(one.tokenizer(), 9, {4, 1, 6});
+    requests[3].ids.resize(3);
+    requests[5].refused = "too long";
+    requests[7].max_tokens = 0;
+    const Run alone = one.run(requests, options_of(false));
+    const auto pieces = [&](std::int64_t rows) {
+        std::int64_t n = 0;
+        for (const Request& r : requests)
+            if (r.refused.empty() && r.max_tokens > 0) n += (std::ssize(r.ids) + rows - 1) / rows;
+        return n;
+    };
+    BOOST_TEST(alone.prefills == pieces(256));
+    for (const int ranks : {1, 2})
+        for (const std::int64_t rows : {256, 40, 8, 1}) {
+            GenerateOptions options = options_of(false);
+            options.prefill_chunk = rows;
+            Fleet fleet(kModel, {.ranks = ranks, .slots = 9, .prefill_rows = rows});
+            const Run run = fleet.run(requests, options);
+            check_run(run, alone, std::to_string(rows) + " rows a step");
+            if (rows == 256) BOOST_TEST(run.prefills == 1);
+            if (rows == 40) BOOST_TEST((run.prefills > 1 && run.prefills < pieces(rows)));
+            // Where no two pieces fit a step, there are as many as alone.
+            if (rows == 1) BOOST_TEST(run.prefills == pieces(rows));
+        }
 }
 
 BOOST_AUTO_TEST_CASE(a_wish_to_stop_ends_all_ranks_at_the_same_step) {

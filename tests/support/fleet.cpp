@@ -161,12 +161,12 @@ std::vector<std::vector<float>> Fleet::logits(const std::vector<std::int32_t>& p
                 step.push_back({prompt[static_cast<std::size_t>(i)], slot, static_cast<std::int32_t>(i)});
             const auto count = static_cast<std::int64_t>(step.size());
             const bool last = at + count == n;
-            const float* logits = rank.model->forward(step, last ? Range{count - 1, count} : Range{});
+            const float* logits = rank.model->prefill(step, last ? Range{count - 1, count} : Range{});
             if (last) keep(logits);
         }
         for (std::size_t i = 0; i < forced.size(); ++i) {
             const Row row{forced[i], slot, static_cast<std::int32_t>(prompt.size() + i)};
-            keep(rank.model->forward({&row, 1}, {0, 1}));
+            keep(rank.model->decode({&row, 1}));
         }
     });
     for (const auto& rows : of_rank)
@@ -195,7 +195,8 @@ Run Fleet::run(const std::vector<Request>& requests, GenerateOptions options,
             run.shown[static_cast<std::size_t>(r.index)] += text;
         };
         if (stop) events.stop_requested = [&] { return stop(rank.index); };
-        if (rank.index == 0) events.step = [&](std::string_view phase) { run.steps += phase == "decode"; };
+        if (rank.index == 0)
+            events.step = [&](std::string_view phase) { ++(phase == "decode" ? run.steps : run.prefills); };
         ends[static_cast<std::size_t>(rank.index)] = generator.run(requests, events);
         if (rank.index != 0) return;
         run.decoded = generator.decoded();
@@ -214,7 +215,7 @@ void Fleet::observe(const std::vector<std::int32_t>& prompt, const Model::Observ
         std::vector<Row> rows;
         for (std::size_t i = 0; i < prompt.size(); ++i)
             rows.push_back({prompt[i], 0, static_cast<std::int32_t>(i)});
-        rank.model->forward(
+        rank.model->prefill(
             rows, {static_cast<std::int64_t>(rows.size()) - 1, static_cast<std::int64_t>(rows.size())});
         rank.model->observe({});
     });

@@ -36,7 +36,8 @@ struct Run {
     std::vector<std::string> shown;      ///< text that went out, by index
     Generator::End end = Generator::End::done;
     std::int64_t decoded = 0, failed = 0;
-    std::int64_t steps = 0;  ///< decode steps that were asked for
+    std::int64_t steps = 0;     ///< decode steps that were asked for
+    std::int64_t prefills = 0;  ///< steps of prompts
 };
 
 /// Ranks as threads over shared memory: a gather copies the others' columns between two barriers.
