@@ -190,15 +190,23 @@ BOOST_AUTO_TEST_CASE(requests_that_no_run_can_write) {
     });
     refused_by_all(folder, {"out.h5: /requests/0: results: request 0: gather_seconds are not whole rows"});
 
-    craft(folder.file, [&](hid_t file) {
-        const hsize_t dims[] = {3, 31};
-        need(H5Ldelete(file, "requests/0/step_logits_sha256", H5P_DEFAULT));
-        const hid_t space = H5Screate_simple(2, dims, nullptr);
-        H5Dclose(H5Dcreate2(file, "requests/0/step_logits_sha256", H5T_STD_U8LE, space, H5P_DEFAULT,
-                            H5P_DEFAULT, H5P_DEFAULT));
-        H5Sclose(space);
-    });
+    const auto reshape = [&](const char* name, hid_t type, hsize_t width) {
+        craft(folder.file, [&](hid_t file) {
+            const hsize_t dims[] = {3, width};
+            const std::string path = std::string("requests/0/") + name;
+            if (H5Lexists(file, path.c_str(), H5P_DEFAULT) > 0)
+                need(H5Ldelete(file, path.c_str(), H5P_DEFAULT));
+            const hid_t space = H5Screate_simple(2, dims, nullptr);
+            H5Dclose(H5Dcreate2(file, path.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+            H5Sclose(space);
+        });
+    };
+    reshape("step_logits_sha256", H5T_STD_U8LE, 31);
     check_error(Exit::bad_input, {"step_logits_sha256 should be [steps][32], but is [3][31]"},
+                [&] { read_results(folder.file); });
+    reshape("logits", H5T_IEEE_F32LE, 2);
+    const std::string vocabulary = std::to_string(sample_request(0).vocabulary);
+    check_error(Exit::bad_input, {"logits should be [steps][" + vocabulary + "], but is [3][2]"},
                 [&] { read_results(folder.file); });
 
     for (const std::int64_t session :
