@@ -21,6 +21,13 @@ bool fixed_width(const Call& c) {
            (std::has_single_bit(f) || f == (kBf16 | kFp8Row) || f == (kBf16 | kFp8Block));
 }
 bool is_fast(const Call& c) { return c.fast; }
+/// Too few rows of floats for tiles of 128: a router, b and a of the delta net.
+bool narrow(const Call& c) {
+    std::int64_t rows = 0;
+    for (const Projection& p : c.to)
+        if (bit_of(p.matrix->format) & (kBf16 | kOther)) rows += p.matrix->rows;
+    return rows <= kNarrowRows;
+}
 
 /// Distances between experts are counted in 32 bits.
 bool near(const MatrixView& m) {
@@ -63,6 +70,9 @@ bool norm_fixed(const Call& c) {
 
 constexpr KernelRow table[] = {
     {Operator::project, Kernel::gemm_bf16, "gemm/gemm_bf16", 1, kEver, kFloats, is_fast, "--numerics fast"},
+    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", kManyRows, kEver, kBf16, narrow, "up to 512 rows"},
+    {Operator::project, Kernel::gemv_any, "gemv/gemv_any", kManyRows, kEver, kOther, narrow,
+     "up to 512 rows"},
     {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kFloats | kOther, nullptr,
      ""},
     {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyRows, kEver, kCoded, nullptr, ""},

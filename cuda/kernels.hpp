@@ -28,8 +28,9 @@ enum class Kernel {
 };
 
 // Limits that the table and the kernels share.
-inline constexpr std::int64_t kManyRows = 16;  ///< T from which tiles of rows take less than row by row
-inline constexpr int kMatrices = 8;            ///< of a launch of few rows
+inline constexpr std::int64_t kNarrowRows = 512;  ///< matrix rows up to which tiles would leave a GPU idle
+inline constexpr std::int64_t kManyRows = 16;     ///< T from which tiles of rows take less than row by row
+inline constexpr int kMatrices = 8;               ///< of a launch of few rows
 inline constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach;  ///< experts that a warp chooses among
 inline constexpr int kMostChoices = 32;                              ///< of a row, chosen by a warp
 inline constexpr int kUpSets = 2;                                    ///< sets of 32 chunks: 2048 columns

@@ -74,8 +74,8 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
     }
 }
 
-/// grid.y counts groups of T input rows. List: the formats that occur; one body for more would need more
-/// registers.
+/// grid.y counts groups of T input rows (any number of them for matrices of few rows). List: the formats that
+/// occur; one body for more would need more registers.
 template <class List, int T, bool TwoRows>
 __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_constant__ VecTask a) {
     auto* buffers = reinterpret_cast<SumBuffer*>(shared_bytes());
@@ -123,13 +123,18 @@ void launch_rows(const VecTask& a, const Card& card, cudaStream_t stream) {
     const std::size_t shared = shared_of(T, a);
     static const bool allowed = (allow_shared(gemv_any_rows<List, T, TwoRows>, card.shared_per_block), true);
     static_cast<void>(allowed);
-    const int units = *std::max_element(a.units, a.units + kFormats);
+    const int units = *std::max_element(a.units, a.units + kFormats), groups = (a.rows + T - 1) / T;
+    // Every block stages its group of inputs, so many groups share the GPU rather than each spreading over
+    // it.
+    const int share = std::max(2 * card.multiprocessors / groups, 1);
     const int blocks =
-        std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)),
-                 2 * card.multiprocessors);
+        groups < kManyRows / T
+            ? std::min(std::max((units + kWarps - 1) / kWarps, std::min(units, card.multiprocessors)),
+                       2 * card.multiprocessors)
+            : std::min(units, share);
     launch("project", gemv_any_rows<List, T, TwoRows>,
-           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + T - 1) / T)), dim3(kThreads),
-           shared, stream, a);
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups)), dim3(kThreads), shared, stream,
+           a);
 }
 
 [[noreturn]] void refuse_columns(std::int64_t cols, std::size_t needed, const Card& card) {

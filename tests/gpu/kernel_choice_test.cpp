@@ -19,13 +19,13 @@ bool is_other(Format f) { return f == Format::f16 || f == Format::f32; }
 /// The kernel of each matrix, as project() finds them: a kernel takes the formats of its row, the next what
 /// is left.
 std::vector<Kernel> project(const std::vector<Format>& formats, std::int64_t rows, std::int64_t cols,
-                            bool fast = false) {
+                            bool fast = false, std::int64_t matrix_rows = 1024) {
     std::deque<Matrix> matrices;
     std::vector<Projection> left;
     for (const Format f : formats) {
         Matrix& m = matrices.emplace_back();
         m.format = f;
-        m.rows = 64;
+        m.rows = matrix_rows;
         m.cols = cols;
         left.push_back({&m, nullptr, 0});
     }
@@ -89,6 +89,19 @@ BOOST_AUTO_TEST_CASE(every_format_has_a_kernel_for_any_rows_and_columns) {
                     BOOST_TEST((k == (rounds ? Kernel::gemm_bf16 : exact)),
                                name_of(f) << ", " << rows << " rows of " << cols << (fast ? ", fast" : ""));
                 }
+}
+
+BOOST_AUTO_TEST_CASE(floats_of_few_matrix_rows_take_no_tiles) {
+    for (const std::int64_t rows : {kManyRows, std::int64_t{4096}}) {
+        BOOST_TEST((project({Format::bf16, Format::bf16}, rows, 2048, false, kNarrowRows / 2) ==
+                    std::vector(2, Kernel::gemv_any)));
+        BOOST_TEST((project({Format::bf16, Format::bf16}, rows, 2048, false, kNarrowRows / 2 + 1) ==
+                    std::vector(2, Kernel::gemm_exact)));
+        // What has other kernels does not count.
+        BOOST_TEST((project({Format::nvfp4, Format::bf16}, rows, 2048, false, kNarrowRows) ==
+                    std::vector{Kernel::gemm_4bit, Kernel::gemv_any}));
+        BOOST_TEST((project({Format::bf16}, rows, 2048, true, 8) == std::vector{Kernel::gemm_bf16}));
+    }
 }
 
 BOOST_AUTO_TEST_CASE(f16_and_f32_leave_the_others_their_kernels) {

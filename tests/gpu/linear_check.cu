@@ -229,6 +229,9 @@ void check_all(Pair& p) {
                 for (const auto n : inputs)
                     if (r < 100 || n == 1 || n % 8)
                         check_project(p, {f}, r, k, n);  // large ones take the CPU its time
+    // Those above have too few rows for the tiles of floats.
+    for (const Format f : {Format::bf16, Format::f16, Format::f32})
+        for (const auto n : sizes({17}, {17, 70}, {16, 64, 257})) check_project(p, {f}, 520, 264, n);
     for (const auto n : inputs)
         check_project(
             p,
