@@ -29,6 +29,7 @@ struct Kernels;
 struct TileView;
 struct InputRow;
 struct QuantChunk;
+struct WideRow;
 
 /// Host memory that grows and is never shrunk; contents are lost when it grows.
 class Scratch {
@@ -99,9 +100,15 @@ private:
     template <class Task> void parallel(std::int64_t count, double work, Task task);
     void check_denormals();
 
-    /// Input rows of a step with, when asked for, their chunks for 4-bit matrices.
-    const cpu::InputRow* inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized,
-                                cpu::Scratch& chunks, std::vector<cpu::InputRow>& to);
+    /// What matrices of some formats read beside the floats.
+    struct Coded {
+        bool chunks = false;  ///< 4-bit formats
+        bool wide = false;    ///< FP8
+        void add(const Matrix& m);
+    };
+    /// Input rows of a step, coded as asked for; the codes lie in `codes`.
+    const cpu::InputRow* inputs(const float* x, std::int64_t rows, std::int64_t cols, Coded coded,
+                                cpu::Scratch& codes, std::vector<cpu::InputRow>& to);
 
     /// Expert choices of all rows sorted by expert: choices of expert e are order_[begin_[e] .. begin_[e +
     /// 1]).
@@ -121,7 +128,7 @@ private:
     mutable std::mutex mutex_;
     std::unordered_map<void*, std::size_t> sizes_;  ///< of what is allocated
     std::size_t allocated_ = 0;
-    cpu::Scratch chunks_, shared_chunks_, floats_, results_;
+    cpu::Scratch codes_, shared_codes_, floats_, results_;
     std::vector<cpu::InputRow> inputs_, shared_inputs_;
     std::vector<std::int64_t> order_, begin_;
     KernelTrace trace_;

@@ -30,9 +30,10 @@ inline constexpr int kSegment = 512;         ///< elements of a segment
 inline constexpr int kBlock = 128;           ///< columns under one scale of FP8 128x128
 inline constexpr int kAttentionPiece = 256;  ///< absolute positions merged as one piece by attention
 inline constexpr int kMaxCode =
-    32639;                          ///< largest magnitude of a block fixed point activation: 127 * 256 + 127
-inline constexpr int kPlane = 256;  ///< a code is kPlane * high + low, both signed bytes
-inline constexpr int kNotFinite = 127;  ///< exponent of a block that holds an infinity or a NaN
+    32639;  ///< largest magnitude of a block fixed point activation: 127 * 256 + 127
+inline constexpr int kMaxWideCode = 8355711;  ///< 127 * 65536 + 127 * 256 + 127: three signed bytes
+inline constexpr int kPlane = 256;            ///< a code is kPlane * high + low, both signed bytes
+inline constexpr int kNotFinite = 127;        ///< exponent of a block that holds an infinity or a NaN
 
 // ---- bits -------------------------------------------------------------------------------------------------
 
@@ -245,36 +246,6 @@ FTMPI_HD float sum(const float* x, std::int64_t count) {
 
 FTMPI_HD float sum_of_squares(const float* x, std::int64_t count) { return dot(x, x, count); }
 
-/// e4m3 weights with one multiplier for the row, applied once at the end.
-FTMPI_HD float dot_fp8_row(const std::uint8_t* w, float multiplier, const float* x, std::int64_t count) {
-    return multiplier * ordered_sum(count, [=](std::int64_t k0, int n) {
-               return fma_chunk(
-                   k0, n, [=](std::int64_t k) { return from_e4m3(w[k]); },
-                   [=](std::int64_t k) { return x[k]; });
-           });
-}
-
-/// e4m3 weights with a scale per 128 columns: the sum of a block's (up to) 4 chunks, from +0 in rising order,
-/// enters the segment as segment = fma(block sum, scale, segment).
-FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const float* x, std::int64_t count) {
-    float total = 0.0f;
-    for (std::int64_t s = 0; s < count; s += kSegment) {
-        const std::int64_t end = s + kSegment < count ? s + kSegment : count;
-        float segment = 0.0f;
-        for (std::int64_t b = s; b < end; b += kBlock) {
-            float block = 0.0f;
-            for (std::int64_t k = b; k < end && k < b + kBlock; k += kChunk)
-                block = block + fma_chunk(
-                                    k, static_cast<int>(end - k < kChunk ? end - k : kChunk),
-                                    [=](std::int64_t i) { return from_e4m3(w[i]); },
-                                    [=](std::int64_t i) { return x[i]; });
-            segment = fma(block, scales[b / kBlock], segment);
-        }
-        total = total + segment;
-    }
-    return total;
-}
-
 // ---- block fixed point activations for the 4-bit formats
 // ------------------------------------------------------
 
@@ -358,6 +329,97 @@ FTMPI_HD float dot_mxfp4(const std::uint8_t* codes, const std::uint8_t* scales, 
         return mxfp4_chunk(group_sum(codes, q, k0, n), from_e8m0(scales[k0 / kChunk]),
                            exponents[k0 / kChunk]);
     });
+}
+
+// ---- 24-bit block fixed point activations for e4m3 weights
+// ------------------------------------------------------
+//
+// An e4m3 code is an integer of units of 2^-9; an activation is an integer of units of 2^e with one e for a
+// segment of 512 columns. So the sum of a segment's products is an integer below 2^50: exact in any order, in
+// int64, in double, or by bytes in int32. It is rounded once.
+
+/// Exponent e of a segment of activations: x is taken as q * 2^e with |q| <= kMaxWideCode. `amax_bits` is the
+/// largest of the values' bits without sign. An all-zero segment has e = 0; e stays within [-100, 106]. A
+/// segment with an infinity or a NaN is marked: its codes are 0 and its value is NaN.
+FTMPI_HD int wide_exponent(std::uint32_t amax_bits) {
+    if (amax_bits == 0) return 0;
+    if (amax_bits >= 0x7f800000u) return kNotFinite;
+    // The largest value takes 23 bits, or 22 when its mantissa is so near 2 that it would round to more than
+    // kMaxWideCode units.
+    const int e = static_cast<int>((amax_bits + 0x10101u) >> 23) - 127 - 22;
+    return e < -100 ? -100 : e;
+}
+
+/// The value of 1 in a segment's sums: 2^(e - 9), NaN for a segment that is not finite.
+FTMPI_HD float wide_unit(int e) { return e == kNotFinite ? float_of(0x7fc00000u) : pow2(e - 9); }
+
+/// q of one activation under exponent e (not kNotFinite): the nearest integer, ties to even; `inverse` is
+/// pow2(-e).
+FTMPI_HD int wide_code(float x, float inverse) {
+#if defined(__CUDA_ARCH__)
+    return __float2int_rn(x * inverse);
+#else
+    const double magic = 6755399441055744.0;  // 1.5 * 2^52: the sum has no fraction bits left
+    return static_cast<int>((static_cast<double>(x * inverse) + magic) - magic);
+#endif
+}
+
+/// An e4m3 code (not NaN) in units of 2^-9: |value| <= 229376.
+FTMPI_HD int units_of_e4m3(std::uint8_t b) {
+    const int e = b >> 3 & 15, f = b & 7, m = e ? (8 + f) << (e - 1) : f;
+    return b & 0x80u ? -m : m;
+}
+
+/// Codes `count` activations: q has `count` entries, exponents one per 512.
+FTMPI_HD void quantize_segments(const float* x, std::int64_t count, std::int32_t* q, std::int8_t* exponents) {
+    for (std::int64_t k0 = 0; k0 < count; k0 += kSegment) {
+        const std::int64_t end = k0 + kSegment < count ? k0 + kSegment : count;
+        std::uint32_t amax = 0;
+        for (std::int64_t k = k0; k < end; ++k) {
+            const std::uint32_t a = bits_of(x[k]) & 0x7fffffffu;
+            amax = a > amax ? a : amax;
+        }
+        const int e = wide_exponent(amax);
+        exponents[k0 / kSegment] = static_cast<std::int8_t>(e);
+        const float inverse = e == kNotFinite ? 0.0f : pow2(-e);
+        for (std::int64_t k = k0; k < end; ++k) q[k] = e == kNotFinite ? 0 : wide_code(x[k], inverse);
+    }
+}
+
+/// Exact sum over [k0, end) of a segment, in its units.
+FTMPI_HD std::int64_t wide_sum(const std::uint8_t* w, const std::int32_t* q, std::int64_t k0,
+                               std::int64_t end) {
+    std::int64_t sum = 0;
+    for (std::int64_t k = k0; k < end; ++k) sum += std::int64_t{units_of_e4m3(w[k])} * q[k];
+    return sum;
+}
+
+/// e4m3 weights with one multiplier for the row, applied once at the end: a segment's exact sum, rounded to
+/// float, times its unit; segments are added from +0 in rising order.
+FTMPI_HD float dot_fp8_row(const std::uint8_t* w, float multiplier, const std::int32_t* q,
+                           const std::int8_t* exponents, std::int64_t count) {
+    float total = 0.0f;
+    for (std::int64_t s = 0; s < count; s += kSegment) {
+        const std::int64_t end = s + kSegment < count ? s + kSegment : count;
+        total = total + static_cast<float>(wide_sum(w, q, s, end)) * wide_unit(exponents[s / kSegment]);
+    }
+    return multiplier * total;
+}
+
+/// e4m3 weights with a scale per 128 columns: a block's exact sum, rounded to float, enters the segment as
+/// segment = fma(block sum, scale, segment), from +0 in rising order; the segment meets its unit once.
+FTMPI_HD float dot_fp8_block(const std::uint8_t* w, const float* scales, const std::int32_t* q,
+                             const std::int8_t* exponents, std::int64_t count) {
+    float total = 0.0f;
+    for (std::int64_t s = 0; s < count; s += kSegment) {
+        const std::int64_t end = s + kSegment < count ? s + kSegment : count;
+        float segment = 0.0f;
+        for (std::int64_t b = s; b < end; b += kBlock)
+            segment = fma(static_cast<float>(wide_sum(w, q, b, b + kBlock < end ? b + kBlock : end)),
+                          scales[b / kBlock], segment);
+        total = total + segment * wide_unit(exponents[s / kSegment]);
+    }
+    return total;
 }
 
 // ---- the model's other steps, element by element

@@ -28,10 +28,15 @@ struct QuantChunk {
     float unit256;                 ///< 256 times that
 };
 
-/// A row of a step's input: the floats, and its chunks when a 4-bit matrix reads it.
+/// A row in 24-bit block fixed point, in the form of the kernels that read it.
+struct WideRow;
+
+/// A row of a step's input: the floats, its chunks when a 4-bit matrix reads it, and its wide codes when an
+/// FP8 matrix does.
 struct InputRow {
     const float* x;
     const QuantChunk* q;
+    const WideRow* wide;
 };
 
 /// One group of a matrix.
@@ -104,6 +109,9 @@ constexpr std::size_t attend_scratch(int head_dim) {
 struct Kernels {
     /// QuantChunks of x[cols].
     void (*quantize)(const float* x, std::int64_t cols, QuantChunk* out);
+    /// Bytes of a WideRow of `cols` columns, a multiple of 64; the row of x[cols].
+    std::size_t (*wide_bytes)(std::int64_t cols);
+    void (*quantize_wide)(const float* x, std::int64_t cols, WideRow* out);
     /// Rows of tiles [begin, end) times each input: out[i][r - 16 * begin].
     void (*dot)(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n,
                 float* const* out);

@@ -12,12 +12,15 @@
 namespace ftmpi::cpu {
 namespace {
 
-constexpr int kChains = 4;  ///< independent fma chains that fill the units within the registers
+constexpr int kChains = 4;    ///< independent fma chains that fill the units within the registers
+constexpr int kWideRows = 2;  ///< rows whose sums of doubles do
 
 // In the order of their needs.
 // clang-format off
 #include "simd_avx2.hpp"
 #include "simd_math.hpp"
+#include "kernels_unroll.hpp"
+#include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"
 #include "kernels_mixers.hpp"

@@ -17,12 +17,15 @@
 namespace ftmpi::cpu {
 namespace {
 
-constexpr int kChains = 8;  ///< independent fma chains that fill the units within the registers
+constexpr int kChains = 8;    ///< independent fma chains that fill the units within the registers
+constexpr int kWideRows = 8;  ///< rows whose sums of doubles do
 
 // In the order of their needs.
 // clang-format off
 #include "simd_avx512.hpp"
 #include "simd_math.hpp"
+#include "kernels_unroll.hpp"
+#include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"
 #include "kernels_mixers.hpp"

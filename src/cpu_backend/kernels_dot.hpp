@@ -5,18 +5,7 @@
 
 constexpr int kRowsAtOnce =
     kChains;  ///< input rows whose chains run together; kChains is the instruction set's
-constexpr int kQuad = 4 * num::kChunk;  ///< columns between two looks at the scales
-constexpr int kRowBlock = 64;           ///< input rows that share one decoding of a quad
-
-/// op(0) ... op(N - 1) with constants, so that arrays indexed by them become registers (loops unroll too late
-/// for that).
-template <int N, class Op> [[gnu::always_inline]] inline void unroll(Op op) {
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
-        (op(std::integral_constant<int, kIndex>{}), ...);
-    }
-    (std::make_integer_sequence<int, N>{});
-}
-#define FTMPI_UNROLLED(i) [&](auto i) __attribute__((always_inline))
+constexpr int kQuad = 4 * num::kChunk;  ///< columns that are decoded together
 
 /// The ways a tile's columns are stored: kBytes of a code, kTogether columns of a row side by side. four():
 /// the rows' values in columns k .. k + 3, k a multiple of 4.
@@ -36,18 +25,6 @@ struct F16Tile {
     static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
         for (int i = 0; i < 4; ++i) w[i] = load_f16(tile + (k + i) * 32);
     }
-};
-struct E4m3Tile {
-    static constexpr int kBytes = 1, kTogether = 2;
-    static void four(const std::uint8_t* tile, std::int64_t k, F* w) {
-        e4m3_four(tile + k * 16, w);
-        for (int i = 0; i < 4; ++i) w[i] = mul(w[i], set(256.0f));
-    }
-};
-/// 1/256 of the weights, for inputs that are 256 times themselves: the same products.
-struct E4m3Tile256th {
-    static constexpr int kBytes = 1, kTogether = 2;
-    static void four(const std::uint8_t* tile, std::int64_t k, F* w) { e4m3_four(tile + k * 16, w); }
 };
 /// F32 weights, or decoded columns: [cols][16] floats.
 struct FloatTile {
@@ -110,14 +87,13 @@ template <class Tile, int N, int R>
 /// n <= kQuad columns from column k of the tile, into segment[R]. Columns that are no whole chunk only with
 /// FloatTile.
 template <class Tile, int R>
-void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, const float* scale,
-          F* segment) {
+void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, F* segment) {
     constexpr int C = R == 1 ? 4 : kRowsAtOnce / R >= 4 ? 4 : kRowsAtOnce / R >= 2 ? 2 : 1;
     const float* row[R];
     F block[R];
     unroll<R>(FTMPI_UNROLLED(r) {
         row[r] = x[r];
-        block[r] = scale ? zero() : segment[r];
+        block[r] = segment[r];
     });
     int c = 0;
     for (; c + C * num::kChunk <= n; c += C * num::kChunk) add_chunks<Tile, C>(tile, k + c, row, block);
@@ -131,32 +107,30 @@ void quad(const std::uint8_t* tile, std::int64_t k, int n, const float* const* x
             block[r] = add(block[r], acc);
         });
     }
-    unroll<R>(FTMPI_UNROLLED(r) { segment[r] = scale ? fma(block[r], load(scale), segment[r]) : block[r]; });
+    unroll<R>(FTMPI_UNROLLED(r) { segment[r] = block[r]; });
 }
 
 template <class Tile>
-void quad_of(int rows, const std::uint8_t* tile, std::int64_t k, int n, const float* const* x,
-             const float* scale, F* segment) {
+void quad_of(int rows, const std::uint8_t* tile, std::int64_t k, int n, const float* const* x, F* segment) {
     switch (rows) {
-        case 1: return quad<Tile, 1>(tile, k, n, x, scale, segment);
-        case 2: return quad<Tile, 2>(tile, k, n, x, scale, segment);
-        case 3: return quad<Tile, 3>(tile, k, n, x, scale, segment);
-        case 4: return quad<Tile, 4>(tile, k, n, x, scale, segment);
+        case 1: return quad<Tile, 1>(tile, k, n, x, segment);
+        case 2: return quad<Tile, 2>(tile, k, n, x, segment);
+        case 3: return quad<Tile, 3>(tile, k, n, x, segment);
+        case 4: return quad<Tile, 4>(tile, k, n, x, segment);
         default: break;
     }
     if constexpr (kRowsAtOnce == 8) switch (rows) {
-            case 5: return quad<Tile, 5>(tile, k, n, x, scale, segment);
-            case 6: return quad<Tile, 6>(tile, k, n, x, scale, segment);
-            case 7: return quad<Tile, 7>(tile, k, n, x, scale, segment);
-            case 8: return quad<Tile, 8>(tile, k, n, x, scale, segment);
+            case 5: return quad<Tile, 5>(tile, k, n, x, segment);
+            case 6: return quad<Tile, 6>(tile, k, n, x, segment);
+            case 7: return quad<Tile, 7>(tile, k, n, x, segment);
+            case 8: return quad<Tile, 8>(tile, k, n, x, segment);
             default: break;
         }
 }
 
-/// A tile of floating weights times n <= kRowBlock input rows. block_scales: [cols / 128][16] or null.
+/// A tile of BF16, F16 or F32 weights times n <= kRowBlock input rows.
 template <class Tile>
-void tile_dot(const std::uint8_t* tile, const float* block_scales, std::int64_t cols, const float* const* in,
-              int n, F* total) {
+void tile_dot(const std::uint8_t* tile, std::int64_t cols, const float* const* in, int n, F* total) {
     constexpr bool kDecoded = Tile::kBytes == 4;
     alignas(64) float decoded[kDecoded ? 16 : kQuad * 16];
     F segment[kRowBlock];
@@ -167,16 +141,15 @@ void tile_dot(const std::uint8_t* tile, const float* block_scales, std::int64_t 
         for (int r = 0; r < n; ++r) segment[r] = zero();
         for (std::int64_t k = s; k < end; k += kQuad) {
             const int width = static_cast<int>(end - k < kQuad ? end - k : kQuad);
-            const float* scale = block_scales ? block_scales + k / num::kBlock * 16 : nullptr;
             const bool direct = kDecoded || (n <= kRowsAtOnce && width == kQuad);
             if (!direct) decode<Tile>(tile, k, width, decoded);
             for (int r0 = 0; r0 < n; r0 += kRowsAtOnce) {
                 const int rows = n - r0 < kRowsAtOnce ? n - r0 : kRowsAtOnce;
                 for (int r = 0; r < rows; ++r) x[r] = in[r0 + r] + k;
-                if (direct) quad_of<Tile>(rows, tile, k, width, x, scale, segment + r0);
+                if (direct) quad_of<Tile>(rows, tile, k, width, x, segment + r0);
                 else
                     quad_of<FloatTile>(rows, reinterpret_cast<const std::uint8_t*>(decoded), 0, width, x,
-                                       scale, segment + r0);
+                                       segment + r0);
             }
         }
         for (int r = 0; r < n; ++r) total[r] = add(total[r], segment[r]);
@@ -239,41 +212,23 @@ void tile_dot_4bit(const std::uint8_t* tile, const std::uint8_t* scales, std::in
     }
 }
 
-/// 256 times the input rows, or false when they do not fit the buffer or a product could overflow.
-constexpr std::int64_t kScaledFloats = 8192;
-inline bool scale_inputs(const float* const* x, int rows, std::int64_t cols, float* to) {
-    if (rows > kRowsAtOnce || rows * cols > kScaledFloats) return false;
-    std::uint32_t largest = 0;
-    for (int r = 0; r < rows; ++r)
-        for (std::int64_t k = 0; k < cols; ++k) {
-            const std::uint32_t a = num::bits_of(x[r][k]) & 0x7fffffffu;
-            largest = a > largest ? a : largest;
-            to[r * cols + k] = x[r][k] * 256.0f;
-        }
-    return largest < num::bits_of(num::pow2(119));
-}
-
 void dot(const TileView& m, std::int64_t begin, std::int64_t end, const InputRow* in, std::int64_t n,
          float* const* out) {
-    alignas(64) float scaled[kScaledFloats];
     for (std::int64_t r0 = 0; r0 < n; r0 += kRowBlock) {
         const int rows = static_cast<int>(n - r0 < kRowBlock ? n - r0 : kRowBlock);
         const float* x[kRowBlock];
         for (int r = 0; r < rows; ++r) x[r] = in[r0 + r].x;
         const bool e4m3 = m.format == Format::fp8_row || m.format == Format::fp8_block;
-        const bool by_256th = e4m3 && scale_inputs(x, rows, m.cols, scaled);
-        for (int r = 0; by_256th && r < rows; ++r) x[r] = scaled + r * m.cols;
         for (std::int64_t t = begin; t < end; ++t) {
             const std::uint8_t* codes = m.codes + static_cast<std::size_t>(t) * m.codes_per_tile;
             const std::uint8_t* scales = m.scales + static_cast<std::size_t>(t) * m.scales_per_tile;
             const auto* blocks =
                 m.format == Format::fp8_block ? reinterpret_cast<const float*>(scales) : nullptr;
             F total[kRowBlock];
-            if (by_256th) tile_dot<E4m3Tile256th>(codes, blocks, m.cols, x, rows, total);
-            else if (e4m3) tile_dot<E4m3Tile>(codes, blocks, m.cols, x, rows, total);
-            else if (m.format == Format::bf16) tile_dot<Bf16Tile>(codes, nullptr, m.cols, x, rows, total);
-            else if (m.format == Format::f16) tile_dot<F16Tile>(codes, nullptr, m.cols, x, rows, total);
-            else if (m.format == Format::f32) tile_dot<FloatTile>(codes, nullptr, m.cols, x, rows, total);
+            if (e4m3) tile_dot_wide(codes, blocks, m.cols, in + r0, rows, total);
+            else if (m.format == Format::bf16) tile_dot<Bf16Tile>(codes, m.cols, x, rows, total);
+            else if (m.format == Format::f16) tile_dot<F16Tile>(codes, m.cols, x, rows, total);
+            else if (m.format == Format::f32) tile_dot<FloatTile>(codes, m.cols, x, rows, total);
             else if (m.format == Format::nvfp4)
                 tile_dot_4bit<true>(codes, scales, m.cols, in + r0, rows, total);
             else tile_dot_4bit<false>(codes, scales, m.cols, in + r0, rows, total);

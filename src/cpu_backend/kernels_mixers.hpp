@@ -250,8 +250,7 @@ void attend(const AttendTask& t) {
             F dots[kQueryBlock];
             const int count = t.count - reaching;
             for (int i = 0; i < count; ++i) q[i] = t.queries[reaching + i].q;
-            tile_dot<FloatTile>(reinterpret_cast<const std::uint8_t*>(decoded), nullptr, t.head_dim, q, count,
-                                dots);
+            tile_dot<FloatTile>(reinterpret_cast<const std::uint8_t*>(decoded), t.head_dim, q, count, dots);
             for (int i = 0; i < count; ++i)
                 store(scores + (reaching + i) * num::kAttentionPiece + at, mul(dots[i], set(t.scale)));
         }

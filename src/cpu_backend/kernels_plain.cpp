@@ -11,11 +11,14 @@
 namespace ftmpi::cpu {
 namespace {
 
-constexpr int kChains = 4;  ///< independent fma chains that fill the units within the registers
+constexpr int kChains = 4;    ///< independent fma chains that fill the units within the registers
+constexpr int kWideRows = 4;  ///< rows whose sums of doubles do
 
 // In the order of their needs.
 // clang-format off
 #include "simd_plain.hpp"
+#include "kernels_unroll.hpp"
+#include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"
 #include "kernels_mixers.hpp"

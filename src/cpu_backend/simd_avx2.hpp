@@ -35,6 +35,40 @@ inline F if_greater(F x, F y, F yes, F no) {
             _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))};
 }
 
+struct D {  ///< 16 doubles
+    __m256d v[4];
+};
+inline D load(const double* p) {
+    return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4), _mm256_loadu_pd(p + 8), _mm256_loadu_pd(p + 12)};
+}
+inline void store(double* p, D x) {
+    for (int i = 0; i < 4; ++i) _mm256_storeu_pd(p + 4 * i, x.v[i]);
+}
+inline D set(double x) {
+    const __m256d v = _mm256_set1_pd(x);
+    return {v, v, v, v};
+}
+inline D add(D x, D y) {
+    return {_mm256_add_pd(x.v[0], y.v[0]), _mm256_add_pd(x.v[1], y.v[1]), _mm256_add_pd(x.v[2], y.v[2]),
+            _mm256_add_pd(x.v[3], y.v[3])};
+}
+inline D mul(D x, D y) {
+    return {_mm256_mul_pd(x.v[0], y.v[0]), _mm256_mul_pd(x.v[1], y.v[1]), _mm256_mul_pd(x.v[2], y.v[2]),
+            _mm256_mul_pd(x.v[3], y.v[3])};
+}
+inline D fma(D x, D y, D z) {
+    return {_mm256_fmadd_pd(x.v[0], y.v[0], z.v[0]), _mm256_fmadd_pd(x.v[1], y.v[1], z.v[1]),
+            _mm256_fmadd_pd(x.v[2], y.v[2], z.v[2]), _mm256_fmadd_pd(x.v[3], y.v[3], z.v[3])};
+}
+inline D widen(F x) {
+    return {_mm256_cvtps_pd(_mm256_castps256_ps128(x.a)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1)),
+            _mm256_cvtps_pd(_mm256_castps256_ps128(x.b)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1))};
+}
+inline F narrow(D x) {
+    return {_mm256_set_m128(_mm256_cvtpd_ps(x.v[1]), _mm256_cvtpd_ps(x.v[0])),
+            _mm256_set_m128(_mm256_cvtpd_ps(x.v[3]), _mm256_cvtpd_ps(x.v[2]))};
+}
+
 inline I iset(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I iload(const void* p) {
     const auto* q = static_cast<const __m256i*>(p);

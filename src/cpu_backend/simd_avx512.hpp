@@ -20,6 +20,25 @@ inline F if_greater(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
 }
 
+struct D {  ///< 16 doubles
+    __m512d a, b;
+};
+inline D load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
+inline void store(double* p, D x) {
+    _mm512_storeu_pd(p, x.a);
+    _mm512_storeu_pd(p + 8, x.b);
+}
+inline D set(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+inline D add(D x, D y) { return {_mm512_add_pd(x.a, y.a), _mm512_add_pd(x.b, y.b)}; }
+inline D mul(D x, D y) { return {_mm512_mul_pd(x.a, y.a), _mm512_mul_pd(x.b, y.b)}; }
+inline D fma(D x, D y, D z) { return {_mm512_fmadd_pd(x.a, y.a, z.a), _mm512_fmadd_pd(x.b, y.b, z.b)}; }
+inline D widen(F x) {
+    return {_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
+}
+inline F narrow(D x) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(x.a)), _mm512_cvtpd_ps(x.b), 1);
+}
+
 inline I iset(int x) { return _mm512_set1_epi32(x); }
 inline I iload(const void* p) { return _mm512_loadu_si512(p); }
 inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }

@@ -43,6 +43,33 @@ inline F fma(const F& a, const F& b, const F& c) {
     return lanes<F>([&](int i) { return num::fma(a.v[i], b.v[i], c.v[i]); });
 }
 
+struct D {  ///< 16 doubles
+    double v[16];
+};
+inline D load(const double* p) {
+    return lanes<D>([=](int i) { return p[i]; });
+}
+inline void store(double* p, const D& a) { std::memcpy(p, a.v, sizeof a.v); }
+inline D set(double x) {
+    return lanes<D>([=](int) { return x; });
+}
+inline D add(const D& a, const D& b) {
+    return lanes<D>([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline D mul(const D& a, const D& b) {
+    return lanes<D>([&](int i) { return a.v[i] * b.v[i]; });
+}
+/// Only where the product and the sum are exact: then it rounds nothing.
+inline D fma(const D& a, const D& b, const D& c) {
+    return lanes<D>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline D widen(const F& a) {
+    return lanes<D>([&](int i) { return static_cast<double>(a.v[i]); });
+}
+inline F narrow(const D& a) {
+    return lanes<F>([&](int i) { return static_cast<float>(a.v[i]); });
+}
+
 inline I iset(int x) {
     return lanes<I>([=](int) { return x; });
 }

@@ -16,6 +16,7 @@ using cpu::cpu_matrix;
 using cpu::InputRow;
 using cpu::QuantChunk;
 using cpu::TileView;
+using cpu::WideRow;
 using cpu::work_of;
 
 void CpuBackend::trace_kernels(bool on) {
@@ -52,16 +53,32 @@ void CpuBackend::rms_norm(const float* x, const float* weight, float eps, std::i
     });
 }
 
-const InputRow* CpuBackend::inputs(const float* x, std::int64_t rows, std::int64_t cols, bool quantized,
-                                   cpu::Scratch& chunks, std::vector<InputRow>& to) {
-    const std::int64_t per_row = (cols + num::kChunk - 1) / num::kChunk;
-    QuantChunk* q = quantized ? chunks.get<QuantChunk>(static_cast<std::size_t>(rows * per_row)) : nullptr;
-    to.resize(static_cast<std::size_t>(rows));
-    for (std::int64_t r = 0; r < rows; ++r)
-        to[static_cast<std::size_t>(r)] = {x + r * cols, q ? q + r * per_row : nullptr};
-    if (q)
-        parallel(rows, static_cast<double>(rows * cols) * 8,
-                 [=, this](std::int64_t r, int) { kernels_.quantize(x + r * cols, cols, q + r * per_row); });
+void CpuBackend::Coded::add(const Matrix& m) {
+    if (m.rows == 0) return;
+    chunks = chunks || is_4bit(m.format);
+    wide = wide || m.format == Format::fp8_row || m.format == Format::fp8_block;
+}
+
+const InputRow* CpuBackend::inputs(const float* x, std::int64_t rows, std::int64_t cols, Coded coded,
+                                   cpu::Scratch& codes, std::vector<InputRow>& to) {
+    const auto chunks = static_cast<std::size_t>((cols + num::kChunk - 1) / num::kChunk),
+               count = static_cast<std::size_t>(rows);
+    const std::size_t wide_bytes = coded.wide ? kernels_.wide_bytes(cols) : 0,
+                      chunk_bytes = coded.chunks ? chunks * sizeof(QuantChunk) : 0;
+    auto* wide = codes.get<std::byte>(count * (wide_bytes + chunk_bytes));
+    auto* q = reinterpret_cast<QuantChunk*>(wide + count * wide_bytes);
+    to.resize(count);
+    for (std::size_t r = 0; r < count; ++r)
+        to[r] = {x + static_cast<std::int64_t>(r) * cols, coded.chunks ? q + r * chunks : nullptr,
+                 coded.wide ? reinterpret_cast<WideRow*>(wide + r * wide_bytes) : nullptr};
+    if (coded.chunks || coded.wide)
+        parallel(rows, static_cast<double>(rows * cols) * 8, [=, this](std::int64_t row, int) {
+            const auto r = static_cast<std::size_t>(row);
+            if (coded.chunks) kernels_.quantize(x + row * cols, cols, q + r * chunks);
+            if (coded.wide)
+                kernels_.quantize_wide(x + row * cols, cols,
+                                       reinterpret_cast<WideRow*>(wide + r * wide_bytes));
+        });
     return to.data();
 }
 
@@ -69,17 +86,17 @@ void CpuBackend::project(std::span<const Projection> to, const float* x, std::in
     const Traced traced(*this, "dot", rows, [&] { return operation_name(to); });
     if (to.empty() || rows == 0) return;
     const std::int64_t cols = to[0].matrix->cols;
-    bool quantized = false;
+    Coded coded;
     double work = 0;
     std::int64_t all_tiles = 0;
     for (const Projection& p : to) {
         if (p.matrix->cols != cols)
             throw Error(Exit::failure, "matrices of one step differ in their number of columns");
-        quantized = quantized || (is_4bit(p.matrix->format) && p.matrix->rows > 0);
+        coded.add(*p.matrix);
         work += work_of(*p.matrix) * static_cast<double>(rows);
         all_tiles += cpu_matrix(*p.matrix).tiles();
     }
-    const InputRow* in = inputs(x, rows, cols, quantized, chunks_, inputs_);
+    const InputRow* in = inputs(x, rows, cols, coded, codes_, inputs_);
 
     struct Part {
         TileView view;
@@ -144,9 +161,10 @@ void CpuBackend::experts_up(const Matrix& routed, const Matrix* shared, const Ro
     if (rows == 0 || (!any_routed && !any_shared)) return;
     if (any_routed && any_shared && routed.cols != shared->cols)
         throw Error(Exit::failure, "routed and shared experts differ in their number of columns");
-    const bool quantized = (any_routed && is_4bit(routed.format)) || (any_shared && is_4bit(shared->format));
-    const InputRow* in =
-        inputs(x, rows, any_routed ? routed.cols : shared->cols, quantized, chunks_, inputs_);
+    Coded coded;
+    coded.add(routed);
+    if (shared) coded.add(*shared);
+    const InputRow* in = inputs(x, rows, any_routed ? routed.cols : shared->cols, coded, codes_, inputs_);
     const std::int64_t k = any_routed ? routes.top_k : 0, choices = rows * k;
     if (any_routed) group_by_expert(routes, rows, routed.groups);
 
@@ -209,10 +227,13 @@ void CpuBackend::experts_down(const Matrix& routed, const Matrix* shared, const 
         throw Error(Exit::failure, "routed and shared experts differ in their number of output rows");
     if (rows == 0 || routed.rows == 0) return;
     const std::int64_t choices = rows * routes.top_k;
-    const InputRow* in = inputs(act, choices, routed.cols, is_4bit(routed.format), chunks_, inputs_);
-    const InputRow* in_shared = shared ? inputs(shared_act, rows, shared->cols, is_4bit(shared->format),
-                                                shared_chunks_, shared_inputs_)
-                                       : nullptr;
+    Coded coded, coded_shared;
+    coded.add(routed);
+    const InputRow* in = inputs(act, choices, routed.cols, coded, codes_, inputs_);
+    if (shared) coded_shared.add(*shared);
+    const InputRow* in_shared =
+        shared ? inputs(shared_act, rows, shared->cols, coded_shared, shared_codes_, shared_inputs_)
+               : nullptr;
     group_by_expert(routes, rows, routed.groups);
 
     // A task owns some output rows for all of the step's rows, and adds the experts there in rising id.
