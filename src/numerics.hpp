@@ -25,6 +25,10 @@
 
 namespace ftmpi::num {
 
+/// Counts up when any result changes its bits: files say by which they were made. 1 added FP8 products as
+/// fma chains.
+inline constexpr int kVersion = 2;
+
 inline constexpr int kChunk = 32;            ///< elements of a chunk
 inline constexpr int kSegment = 512;         ///< elements of a segment
 inline constexpr int kBlock = 128;           ///< columns under one scale of FP8 128x128

@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "../numerics.hpp"
 #include "../options/values.hpp"
 #include "output.hpp"
 
@@ -73,6 +74,7 @@ Attributes attributes_of(Engine& engine) {
     add("options", job_file_text(effective));
     add("start_time", utc("%Y-%m-%dT%H:%M:%SZ"));
     add("numerics", o.numerics == Numerics::exact ? "exact" : "fast");
+    add("numerics_version", std::to_string(num::kVersion));
     add("kv", std::string(name_of(plan.kv)));
     add("hash", o.hash.value_or(true) ? "on" : "off");
     add("batch", std::to_string(plan.slots));
@@ -152,6 +154,7 @@ std::string identity_of(Engine& engine, const std::string& prompts_digest) {
                                                    : "fast on " + engine.ranks()[0].device.backend + " " +
                                                          engine.ranks()[0].device.capability +
                                                          ", chunks of " + std::to_string(plan.prefill_rows));
+    line("numerics version", std::to_string(num::kVersion));
     line("kv", std::string(name_of(plan.kv)));
     line("temperature", values::text_of(o.temperature));
     line("top-k", std::to_string(o.top_k));

@@ -95,6 +95,9 @@ BOOST_AUTO_TEST_CASE(comparisons) {
     BOOST_TEST(settings("a: 1\nb: 2\nc: x: y\n", "c: z\na: 1\nb: 3\nd: 4") ==
                "b| b is 2 in the first, 3 in the second\nc| c is x: y in the first, z in the second\n"
                "d| d is not there in the first, 4 in the second\n");
+    // Of files made before and after the order of arithmetic changed.
+    BOOST_TEST(settings("numerics: exact\n", "numerics: exact\nnumerics version: 2\n") ==
+               "numerics version| numerics version is not there in the first, 2 in the second\n");
     BOOST_TEST(settings("a: \n", "a: \x1b[2J\n") == "a| a is \"\" in the first, \\x1b[2J in the second\n");
 }
 

@@ -119,13 +119,17 @@ struct StoredMatrix {
         const auto i = static_cast<std::size_t>(group * rows + row);
         const std::uint8_t* w = codes.data() + i * pitch;
         if (is_plain(format)) return num::dot(floats(static_cast<std::int64_t>(i)).data(), x, cols);
-        if (format == Format::fp8_row) return num::dot_fp8_row(w, row_scales[i], x, cols);
+        std::vector<std::int32_t> wide(static_cast<std::size_t>(cols));
+        std::vector<std::int8_t> exponents(static_cast<std::size_t>((cols + 511) / 512));
+        num::quantize_segments(x, cols, wide.data(), exponents.data());
+        if (format == Format::fp8_row)
+            return num::dot_fp8_row(w, row_scales[i], wide.data(), exponents.data(), cols);
         if (format == Format::fp8_block) {
             std::vector<float> s(static_cast<std::size_t>(scales_per_row(format, cols)));
             const std::size_t plane =
                 static_cast<std::size_t>(group) * plane_rows() + static_cast<std::size_t>(row + 5) / 128;
             std::memcpy(s.data(), scales.data() + plane * scale_pitch, s.size() * 4);
-            return num::dot_fp8_block(w, s.data(), x, cols);
+            return num::dot_fp8_block(w, s.data(), wide.data(), exponents.data(), cols);
         }
         const auto chunks = static_cast<std::size_t>((cols + 31) / 32);
         std::vector<std::int16_t> q(chunks * 32);
