@@ -3,12 +3,16 @@
 // Everything here uses only operations that IEEE 754 rounds correctly (+ - * / sqrt fma, conversions) and
 // exact integer arithmetic, in one written order. Compile hosts with -ffp-contract=off and without
 // -ffast-math, CUDA with -fmad=false -prec-div=true -prec-sqrt=true -ftz=false; denormals are kept. An fma
-// happens only where fma() is written. Fast forms (SIMD, dp4a, GPU tiles) are held equal to these by tests,
-// bit for bit.
+// happens only where fma() is written. Fast forms (SIMD, dp4a, tensor cores) are held equal to these by
+// tests, bit for bit. Tensor cores are used where their sums are exact: no tensor-core product rounds.
 //
 // THE ORDER OF A DOT PRODUCT. K is taken in chunks of 32 contiguous elements, chunk values are added in
 // rising order into segments of 16 chunks (512 elements), segment values are added in rising order; every sum
 // starts from +0. Sums of squares, the delta rule's reads and attention over positions use the same order.
+// 4-bit weights make integers of the groups within a chunk; FP8 weights make one integer of a whole segment
+// (of a block of 128 columns, where it has a scale), rounded once. BF16, F16 and F32 weights are fma chains:
+// their 8 to 24 bits at any exponent would need nine and more integer products and a rounding every chunk,
+// which costs more than the chain.
 #pragma once
 
 #include <cmath>
