@@ -139,5 +139,6 @@ struct Kernels {
 const Kernels& kernels_plain();
 const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
+const Kernels& kernels_avx512vnni();  ///< the same with byte products for FP8
 
 }  // namespace ftmpi::cpu

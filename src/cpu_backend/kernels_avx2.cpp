@@ -20,6 +20,7 @@ constexpr int kWideRows = 2;  ///< rows whose sums of doubles do
 #include "simd_avx2.hpp"
 #include "simd_math.hpp"
 #include "kernels_unroll.hpp"
+#include "kernels_wide_row.hpp"
 #include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"

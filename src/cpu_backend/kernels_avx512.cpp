@@ -25,6 +25,7 @@ constexpr int kWideRows = 8;  ///< rows whose sums of doubles do
 #include "simd_avx512.hpp"
 #include "simd_math.hpp"
 #include "kernels_unroll.hpp"
+#include "kernels_wide_row.hpp"
 #include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"

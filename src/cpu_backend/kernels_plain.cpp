@@ -18,6 +18,7 @@ constexpr int kWideRows = 4;  ///< rows whose sums of doubles do
 // clang-format off
 #include "simd_plain.hpp"
 #include "kernels_unroll.hpp"
+#include "kernels_wide_row.hpp"
 #include "kernels_wide.hpp"
 #include "kernels_dot.hpp"
 #include "kernels_steps.hpp"

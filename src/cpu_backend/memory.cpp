@@ -24,16 +24,20 @@ constexpr std::size_t kLarge =
     std::size_t{1} << 20;  ///< from here on memory is mapped, so that untouched pages cost nothing
 
 std::string_view name_of(Simd simd) {
-    return simd == Simd::plain ? "plain" : simd == Simd::avx2 ? "avx2" : "avx512";
+    return simd == Simd::plain    ? "plain"
+           : simd == Simd::avx2   ? "avx2"
+           : simd == Simd::avx512 ? "avx512"
+                                  : "avx512vnni";
 }
 
 const cpu::Kernels& kernels_of(Simd simd) {
     if (!supported(simd))
         throw Error(Exit::usage,
                     "this processor does not run the " + std::string(name_of(simd)) + " kernels");
-    return simd == Simd::plain  ? cpu::kernels_plain()
-           : simd == Simd::avx2 ? cpu::kernels_avx2()
-                                : cpu::kernels_avx512();
+    return simd == Simd::plain    ? cpu::kernels_plain()
+           : simd == Simd::avx2   ? cpu::kernels_avx2()
+           : simd == Simd::avx512 ? cpu::kernels_avx512()
+                                  : cpu::kernels_avx512vnni();
 }
 
 [[noreturn]] void out_of_memory(std::size_t bytes, std::string_view what) {
@@ -69,21 +73,27 @@ void* Scratch::bytes(std::size_t n) {
 bool supported(Simd simd) {
     if (simd == Simd::plain) return true;
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())) return false;
-    return simd == Simd::avx2 || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"));
+    if (simd == Simd::avx2) return true;
+    if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
+        return false;
+    return simd == Simd::avx512 ||
+           (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"));
 }
 
 Simd default_simd() {
     if (const char* asked = std::getenv("FTMPI_SIMD")) {
-        for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512})
+        for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni})
             if (name_of(simd) == asked) {
                 kernels_of(simd);
                 return simd;
             }
         throw Error(Exit::usage, "FTMPI_SIMD is \"" + std::string(asked) + "\"",
-                    "use plain, avx2 or avx512, or leave it unset");
+                    "use plain, avx2, avx512 or avx512vnni, or leave it unset");
     }
-    return supported(Simd::avx512) ? Simd::avx512 : supported(Simd::avx2) ? Simd::avx2 : Simd::plain;
+    for (Simd simd : {Simd::avx512vnni, Simd::avx512, Simd::avx2})
+        if (supported(simd)) return simd;
+    return Simd::plain;
 }
 
 std::unique_ptr<Backend> make_cpu_backend(int threads, std::optional<Simd> simd) {
@@ -122,7 +132,10 @@ DeviceInfo CpuBackend::info() const {
             d.name = line.substr(line.find(": ") + 2);
             break;
         }
-    d.capability = simd_ == Simd::plain ? "plain" : simd_ == Simd::avx2 ? "AVX2" : "AVX-512";
+    d.capability = simd_ == Simd::plain    ? "plain"
+                   : simd_ == Simd::avx2   ? "AVX2"
+                   : simd_ == Simd::avx512 ? "AVX-512"
+                                           : "AVX-512 VNNI";
     const auto bounds = host_bounds();
     d.total_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_limit));
     d.free_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_left));

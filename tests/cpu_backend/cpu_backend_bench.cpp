@@ -215,7 +215,7 @@ struct SmallModel {
 int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IONBF, 0);
     const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-    for (Simd simd : {Simd::avx512, Simd::avx2, Simd::plain}) {
+    for (Simd simd : {Simd::avx512vnni, Simd::avx512, Simd::avx2, Simd::plain}) {
         if (!supported(simd)) continue;
         const auto backend = make_cpu_backend(threads, simd);
         if (argc > 2 && backend->info().capability != argv[2]) continue;
