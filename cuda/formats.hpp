@@ -208,6 +208,8 @@ template <Format F> constexpr std::int64_t scale_pitch(std::int64_t chunks) {
 constexpr std::int64_t scale_pitch_of(Format f, std::int64_t chunks) {
     return with_format(f, [=]<Format F>() { return scale_pitch<F>(chunks); });
 }
+/// Whether the dot product takes its activations as 24-bit block fixed point (numerics.hpp).
+constexpr bool is_fp8(Format f) { return f == Format::fp8_row || f == Format::fp8_block; }
 constexpr unsigned bit_of(Format f) { return 1u << static_cast<int>(f); }
 template <Format... F> constexpr unsigned bits_of(FormatList<F...>) { return (bit_of(F) | ...); }
 

@@ -16,10 +16,16 @@ constexpr unsigned kBf16 = bit_of(Format::bf16), kFp8Row = bit_of(Format::fp8_ro
 
 bool fixed_width(const Call& c) {
     const std::int64_t cols = c.to[0].matrix->cols;
-    const unsigned f = c.formats() & kCommon;
     return c.aligned && c.to.size() <= kMatrices && (cols == 1024 || cols == 2048 || cols == 4096) &&
-           (std::has_single_bit(f) || f == (kBf16 | kFp8Row) || f == (kBf16 | kFp8Block));
+           std::has_single_bit(c.formats() & kCommon);
 }
+/// One format of FP8.
+bool fp8_width(const Call& c, std::int64_t cols) {
+    return c.aligned && c.to.size() <= kMatrices && c.to[0].matrix->cols == cols &&
+           std::has_single_bit(c.formats() & (kFp8Row | kFp8Block));
+}
+bool fp8_2048(const Call& c) { return fp8_width(c, 2048); }
+bool fp8_4096(const Call& c) { return fp8_width(c, 4096); }
 bool is_fast(const Call& c) { return c.fast; }
 /// Too few rows of floats for tiles of 128: a router, b and a of the delta net.
 bool narrow(const Call& c) {
@@ -73,11 +79,16 @@ constexpr KernelRow table[] = {
     {Operator::project, Kernel::gemv_any, "gemv/gemv_any", kManyRows, kEver, kBf16, narrow, "up to 512 rows"},
     {Operator::project, Kernel::gemv_any, "gemv/gemv_any", kManyRows, kEver, kOther, narrow,
      "up to 512 rows"},
-    {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kFloats | kOther, nullptr,
+    {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kBf16 | kOther, nullptr, ""},
+    {Operator::project, Kernel::gemm_fp8, "gemm/gemm_fp8", kManyFp8Rows, kEver, kFp8Row | kFp8Block, nullptr,
      ""},
     {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyRows, kEver, kCoded, nullptr, ""},
-    {Operator::project, Kernel::gemv, "gemv/gemv", 1, 1, kCommon, fixed_width,
-     "1024, 2048 or 4096 columns; one format, or FP8 and BF16"},
+    {Operator::project, Kernel::gemv_tiles, "gemv/gemv_tiles", 1, kFew, kFloats, fp8_2048,
+     "2048 columns; one FP8 format, and BF16 beside it"},
+    {Operator::project, Kernel::gemv_tiles, "gemv/gemv_tiles", 1, kFew, kFp8Row | kFp8Block, fp8_4096,
+     "4096 columns; one FP8 format"},
+    {Operator::project, Kernel::gemv, "gemv/gemv", 1, 1, kBf16 | kCoded, fixed_width,
+     "1024, 2048 or 4096 columns; one format"},
     {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kCommon, nullptr, ""},
     {Operator::project, Kernel::gemv_any, "gemv/gemv_any", 1, kFew, kOther, nullptr, ""},
     {Operator::norm, Kernel::decode, "steps: norm_rows", 1, kEver, kAll, norm_fixed,
@@ -95,7 +106,7 @@ constexpr KernelRow table[] = {
      "not F32, not F16 beside another format"},
     {Operator::experts_up, Kernel::prefill, "experts/prefill", 1, kFew, kAll, nullptr, ""},
     {Operator::experts_down, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
-    {Operator::experts_down, Kernel::decode, "experts/decode_down", 1, kFew, kFp8Row | kCoded, down_fixed,
+    {Operator::experts_down, Kernel::decode, "experts/decode_down", 1, kFew, kCoded, down_fixed,
      "512 columns, one format, up to 10 choices, with a shared expert"},
     {Operator::experts_down, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, few_rows,
      "not F32, not F16 beside another format"},

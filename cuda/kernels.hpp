@@ -16,8 +16,10 @@ namespace ftmpi::cuda {
 enum class Operator { project, norm, route, experts_up, experts_down, attention, delta_net };
 enum class Kernel {
     gemv,          ///< one row at a width known when compiled
+    gemv_tiles,    ///< few rows of FP8 at a width known when compiled, on tensor cores
     gemv_any,      ///< few rows of any width
     gemm_exact,    ///< tiles of fma chains
+    gemm_fp8,      ///< tiles of integer products of 24-bit codes
     gemm_4bit,     ///< tiles of integer products
     gemm_bf16,     ///< bf16 tensor cores, fast numerics
     decode,        ///< few rows at sizes known when compiled
@@ -30,6 +32,7 @@ enum class Kernel {
 // Limits that the table and the kernels share.
 inline constexpr std::int64_t kNarrowRows = 512;  ///< matrix rows up to which tiles would leave a GPU idle
 inline constexpr std::int64_t kManyRows = 16;     ///< T from which tiles of rows take less than row by row
+inline constexpr std::int64_t kManyFp8Rows = 9;   ///< the same of FP8 matrices
 inline constexpr int kMatrices = 8;               ///< of a launch of few rows
 inline constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach;  ///< experts that a warp chooses among
 inline constexpr int kMostChoices = 32;                              ///< of a row, chosen by a warp

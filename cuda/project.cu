@@ -1,5 +1,6 @@
 // The launchers of matrices times the rows of a step: T rows of H columns against matrices that read the
 // same.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,29 +11,47 @@
 namespace ftmpi::cuda {
 namespace {
 
-/// Tiles of the matrices of `to`, a launch for each format and every kTileMatrices of them.
+WideRows wide_rows(void* scratch, std::int64_t rows, std::int64_t cols) {
+    Parts parts(scratch);
+    WideRows w;
+    w.codes = parts.take<uint4>(rows * wide_segments(cols) * kSegmentWords);
+    w.units = parts.take<float>(rows * wide_segments(cols));
+    return w;
+}
+
+CodedRows coded_rows(void* scratch, std::int64_t rows, std::int64_t cols) {
+    Parts parts(scratch);
+    CodedRows c;
+    c.codes = parts.take<uint4>(rows * coded_chunks(cols) * 4);
+    c.units = parts.take<float>(rows * coded_chunks(cols));
+    return c;
+}
+
+/// Tiles of the matrices of `to`, a launch for each format and every kTileMatrices of them. The scratch holds
+/// x as FP8 weights take it, later as 4-bit weights do.
 void project_gemm(std::span<const Projection> to, const float* x, std::int64_t rows, std::int64_t cols,
                   Scratch scratch, cudaStream_t stream) {
-    CodedRows coded;
-    coded.codes = static_cast<uint4*>(scratch.data);
-    coded.units = reinterpret_cast<float*>(coded.codes + rows * coded_chunks(cols) * 4);
-    bool done = false;
+    const CodedRows coded = coded_rows(scratch.data, rows, cols);
+    const WideRows wide = wide_rows(scratch.data, rows, cols);
+    bool has_coded = false, has_wide = false;
     for_each_format([&]<Format F>() {
         TileTask a;
         int tiles = 0;
         const auto queue = [&] {
             if (a.count == 0) return;
-            if (is_4bit(F) && !std::exchange(done, true)) code_rows(x, rows, cols, coded, stream);
-            (is_4bit(F) ? gemm_4bit : gemm_exact)(TileKind::plain, a, F, tiles,
-                                                  static_cast<int>((rows + kTileInputs - 1) / kTileInputs),
-                                                  stream);
+            if (is_4bit(F) && !std::exchange(has_coded, true)) code_rows(x, rows, cols, coded, stream);
+            if (is_fp8(F) && !std::exchange(has_wide, true)) code_wide(x, rows, cols, wide, stream);
+            (is_4bit(F)  ? gemm_4bit
+             : is_fp8(F) ? gemm_fp8
+                         : gemm_exact)(TileKind::plain, a, F, tiles,
+                                       static_cast<int>((rows + kTileInputs - 1) / kTileInputs), stream);
             a.count = tiles = 0;
         };
         a.rows = static_cast<int>(rows);
         for (const Projection& p : to) {
             const MatrixView& m = cuda_matrix(*p.matrix).view();
             if (m.format != F) continue;
-            a.matrices[a.count++] = {m, x, coded, p.out, p.stride, tiles};
+            a.matrices[a.count++] = {m, x, coded, wide, p.out, p.stride, tiles};
             tiles += (m.rows + kTileRows - 1) / kTileRows;
             if (a.count == kTileMatrices) queue();
         }
@@ -54,10 +73,17 @@ std::vector<Projection> with_rows(std::span<const Projection> to) {
 }  // namespace
 
 std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
-    const std::size_t coded =
-        rows < kManyRows ? 0
-                         : static_cast<std::size_t>(rows * coded_chunks(cols)) * CodedRows::bytes_per_chunk;
-    return std::max(coded, gemm_bf16_scratch(rows, cols));
+    Parts wide(nullptr), coded(nullptr);
+    if (rows >= kManyFp8Rows) {
+        wide.take<uint4>(rows * wide_segments(cols) * kSegmentWords);
+        wide.take<float>(rows * wide_segments(cols));
+    }
+    if (rows >= kManyRows) {
+        coded.take<uint4>(rows * coded_chunks(cols) * 4);
+        coded.take<float>(rows * coded_chunks(cols));
+    }
+    return std::max(
+        {wide.bytes(), coded.bytes(), gemm_bf16_scratch(rows, cols), gemv_tiles_scratch(rows, cols)});
 }
 
 void project(std::span<const Projection> to, const float* x, std::int64_t rows, const Card& card,
@@ -72,6 +98,7 @@ void project(std::span<const Projection> to, const float* x, std::int64_t rows, 
         switch (row.kernel) {
             case Kernel::gemm_bf16: gemm_bf16(part, x, rows, cols, scratch, stream); break;
             case Kernel::gemv: gemv(part, x, {}, card, stream); break;
+            case Kernel::gemv_tiles: gemv_tiles(part, x, rows, {}, card, scratch, stream); break;
             case Kernel::gemv_any: gemv_any(part, x, rows, {}, card, stream); break;
             default: project_gemm(part, x, rows, cols, scratch, stream);
         }
@@ -92,6 +119,8 @@ void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t ro
         const KernelRow& row = choose(call);
         const bool all = (call.formats() & ~row.formats) == 0;  // else a second kernel would norm them again
         if (all && row.kernel == Kernel::gemv) return gemv(some, nullptr, n, card, stream);
+        if (all && row.kernel == Kernel::gemv_tiles)
+            return gemv_tiles(some, nullptr, rows, n, card, scratch, stream);
         if (all && gemv_any(some, nullptr, rows, n, card, stream)) return;
     }
     norm(n, rows, stream);

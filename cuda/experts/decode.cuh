@@ -2,8 +2,8 @@
 // before a barrier, and the values of a staged chunk.
 #pragma once
 
-#include "../gemv/chunk_dot.cuh"
 #include "../gemv/fixed_width.cuh"
+#include "../gemv/wide_dot.cuh"
 #include "experts.hpp"
 
 namespace ftmpi::cuda {
@@ -59,12 +59,12 @@ __device__ __forceinline__ void fetch_chunk(Fetched<F, R>& f, int r, const std::
     f.scale[r] = scale_of_chunk<F>(scales, chunk, [](const auto* p) { return load_now(p); });
 }
 
-template <Format F> constexpr int planes_of = is_4bit(F) ? kCodePlanes : kFloatPlanes;
-
 /// A row of kChunks whole chunks, as chunk_values<F> wants it.
 template <Format F, int kChunks>
 __device__ __forceinline__ void stage_whole(const float* x, uint4* to, int thread, int threads) {
     if constexpr (is_4bit(F)) stage_whole_codes<kChunks>(x, to, thread, threads);
+    else if constexpr (is_fp8(F))
+        stage_wide(GlobalRow{x}, kChunks * num::kChunk, kChunks, to, thread, threads);
     else stage_floats(x, kChunks * num::kChunk, kChunks, reinterpret_cast<float4*>(to), thread, threads);
 }
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void code_values(const Fetched<F, R>& f, const uint4*
 /// The values of staged chunk `chunk` of rows of kChunks.
 template <Format F, int kChunks, int R>
 __device__ __forceinline__ void values_of(const Fetched<F, R>& f, const uint4* staged, int chunk,
-                                          float (&v)[1][R]) {
+                                          ChunkValue<F> (&v)[1][R]) {
     if constexpr (is_4bit(F)) code_values<F, R>(f, staged + chunk, plane_pitch(kChunks), v);
     else chunk_values<F, R, 1>(f, staged, 0, plane_pitch(kChunks), chunk, v);
 }

@@ -7,7 +7,7 @@
 // Sums are in the order of num::ordered_sum (numerics.hpp).
 #include <algorithm>
 
-#include "../gemv/chunk_dot.cuh"
+#include "../gemv/wide_dot.cuh"
 #include "experts.hpp"
 #include "route.cuh"
 
@@ -35,7 +35,7 @@ struct UpTask {
     ExpertsUp e;
     int width, shared_width;          ///< intermediate rows held here
     int units = 0, shared_units = 0;  ///< of one expert
-    bool floats = false, codes = false;
+    bool floats = false, codes = false, wide = false;
 };
 
 /// What the block found out about its row.
@@ -55,14 +55,14 @@ __device__ __forceinline__ void up_unit(const MatrixView& m, int width, int firs
     const RowSet rows{
         m.codes + mine * m.code_pitch, m.scales + mine * m.scale_pitch, m.code_pitch, m.scale_pitch,
         width * m.code_pitch,          width * m.scale_pitch,           m.chunks};
-    OrderedSums<F, R, 1, TwoRows> sums(buffer, lane);
+    RowSums<F, R, 1, TwoRows> sums(buffer, lane, staged, 0, pitch);
     Fetched<F, R> current, next;
     fetch<F, R>(current, rows, 0, place, limit);
     for (int set = 0; set < sets; ++set) {
         if (set + 1 < sets) fetch<F, R>(next, rows, (set + 1) * 32, place, limit);
         const int chunk = set * 32 + place;
         const bool valid = chunk < m.chunks;
-        float v[1][R];
+        ChunkValue<F> v[1][R];
         chunk_values<F, R, 1>(current, staged, 0, pitch, valid ? chunk : 0, v);
         sums.put(set, valid, v, current, set + 1 == sets);
         current = next;
@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
     const int top_k = e.routes.top_k;
     const MatrixView& any = a.units ? e.routed : e.shared;
     uint4* codes = floats + (a.floats ? kFloatPlanes * plane_pitch(any.chunks) : 0);
+    uint4* wide = codes + (a.codes ? kCodePlanes * plane_pitch(any.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = static_cast<int>(blockIdx.y);
     const float* x = e.x + static_cast<std::int64_t>(t) * any.cols;
     if (!kRoute || blockIdx.x != 0) trigger_dependents();  // the first block publishes the choice before
@@ -110,6 +111,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
             stage_floats(x, any.cols, any.chunks, reinterpret_cast<float4*>(floats), thread - 32,
                          32 * (kWarps - 1));
         if (a.codes) stage_codes(GlobalRow{x}, any.cols, any.chunks, codes, thread - 32, 32 * (kWarps - 1));
+        if (a.wide) stage_wide(GlobalRow{x}, any.cols, any.chunks, wide, thread - 32, 32 * (kWarps - 1));
     } else if (kRoute) {
         const int count = e.groups;
         route_by_warp<kRouteEach>(e.logits + std::int64_t{t} * count, count, top_k, choice.experts,
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) experts_up_any(const __grid_co
                   u = shared ? unit - routed_units : unit % a.units;
         SumBuffer& buffer = buffers[thread / 32];
         with_known_format<Known>(m.format, [&]<Format F>() {
-            up_unit_of<F>(m, width, u, is_4bit(F) ? codes : floats, buffer, lane, act);
+            up_unit_of<F>(m, width, u, is_4bit(F) ? codes : is_fp8(F) ? wide : floats, buffer, lane, act);
         });
     }
 }
@@ -166,10 +168,11 @@ __device__ __forceinline__ void down_rows(const MatrixView& m, int first, const 
                           m.chunks};
         fetch<F, R>(f, rows, set * 32, place, H);
     };
-    OrderedSums<F, R, 1, TwoRows> sums(buffer, lane);
+    RowSums<F, R, 1, TwoRows> sums(buffer, lane, staged, 0, pitch);
     Fetched<F, R> current, next;
     load(current, 0, 0);
     if constexpr (is_4bit(F)) stage_codes(GlobalRow{x}, m.cols, m.chunks, staged, lane, 32);
+    else if constexpr (is_fp8(F)) stage_wide(GlobalRow{x}, m.cols, m.chunks, staged, lane, 32);
     else stage_floats(x, m.cols, m.chunks, reinterpret_cast<float4*>(staged), lane, 32);
     __syncwarp();
     for (int unit = 0, set = 0; unit < kUnits;) {
@@ -178,7 +181,7 @@ __device__ __forceinline__ void down_rows(const MatrixView& m, int first, const 
         if (next_unit < kUnits) load(next, next_unit, next_set);
         const int chunk = set * 32 + place;
         const bool valid = chunk < m.chunks;
-        float v[1][R];
+        ChunkValue<F> v[1][R];
         chunk_values<F, R, 1>(current, staged, 0, pitch, valid ? chunk : 0, v);
         sums.put(set, valid, v, current, last);
         const int r = TwoRows ? lane / 2 : lane, row = unit * kUnitRows + (TwoRows ? (lane & 1) * R : 0) + r;
@@ -283,11 +286,12 @@ void any_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream) {
     };
     a.units = units_of(e.routed, a.width);
     a.shared_units = units_of(e.shared, a.shared_width);
-    a.codes = (a.units && is_4bit(e.routed.format)) || (a.shared_units && is_4bit(e.shared.format));
-    a.floats = (a.units && !is_4bit(e.routed.format)) || (a.shared_units && !is_4bit(e.shared.format));
+    for (const auto& [units, m] : {std::pair(a.units, &e.routed), std::pair(a.shared_units, &e.shared)})
+        if (units) (is_4bit(m->format) ? a.codes : is_fp8(m->format) ? a.wide : a.floats) = true;
     const int pitch = plane_pitch(a.units ? e.routed.chunks : e.shared.chunks);
-    const std::size_t bytes = up_bytes(static_cast<std::size_t>(pitch) *
-                                       ((a.floats ? kFloatPlanes : 0) + (a.codes ? kCodePlanes : 0)));
+    const std::size_t bytes =
+        up_bytes(static_cast<std::size_t>(pitch) *
+                 ((a.floats ? kFloatPlanes : 0) + (a.codes ? kCodePlanes : 0) + (a.wide ? kWidePlanes : 0)));
     check_shared(bytes, card);
     const int units = a.units * e.routes.top_k + a.shared_units,
               blocks = std::min((units + kWarps - 1) / kWarps, 4 * card.multiprocessors);
@@ -305,9 +309,7 @@ void any_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream) {
 }
 
 void any_experts_down(const ExpertsDown& e, const Card& card, cudaStream_t stream) {
-    const auto planes = [](const MatrixView& m) {
-        return (is_4bit(m.format) ? kCodePlanes : kFloatPlanes) * plane_pitch(m.chunks);
-    };
+    const auto planes = [](const MatrixView& m) { return planes_of(m.format) * plane_pitch(m.chunks); };
     const int top_k = e.routes.top_k;
     const DownTask a{.e = e,
                      .members = top_k + (e.shared.rows ? 1 : 0),

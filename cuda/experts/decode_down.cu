@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
     constexpr unsigned P = words128_of(F), R = kDownRows / 2, kCodePitch = kDownChunks * P * kWord128,
                        kColumns = kDownChunks * num::kChunk;
     constexpr unsigned kScalePitch = static_cast<unsigned>(scale_pitch_of(F, kDownChunks)),
-                       kInput = planes_of<F> * plane_pitch(kDownChunks);
+                       kInput = planes_of(F) * plane_pitch(kDownChunks);
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, j = warp / 2,
                    half = warp % 2, t = blockIdx.y;
     const auto top_k = static_cast<unsigned>(a.e.routes.top_k), chosen = t * top_k;
@@ -95,10 +95,9 @@ __global__ void __launch_bounds__(32 * kMostDownWarps)
 void decode_experts_down(const ExpertsDown& e, cudaStream_t stream) {
     const DownTask a{.e = e, .routed = groups_of(e.routed), .shared = groups_of(e.shared)};
     with_format(e.routed.format, [&]<Format F>() {
-        // More words of 16 bytes a lane are too many registers, and blocks of 128 columns another sum.
-        if constexpr (FormatTraits<F>::kWords128 <= 2 && !FormatTraits<F>::kBlockScaled) {
+        if constexpr (is_4bit(F)) {  // more words of 16 bytes a lane are too many registers
             const auto experts = static_cast<std::size_t>(e.routes.top_k + 1);
-            const std::size_t bytes = experts * (planes_of<F> * plane_pitch(kDownChunks) * kWord128 +
+            const std::size_t bytes = experts * (planes_of(F) * plane_pitch(kDownChunks) * kWord128 +
                                                  (2 * kDownRows * kValuePitch + kRowTile) * sizeof(float));
             allow_shared_once<experts_down_decode<F>>(64 * 1024);
             launch_pdl("experts_down", experts_down_decode<F>,

@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(32 * kMostUpWarps, 1) experts_up_decode(const 
     if (shared) wait_for_prerequisites();  // its weights do not depend on the kernel before
     if (!kRoute && stages) stage();
     if (!kRoute || !stages) wait_at(kStaged, 32 * workers);
-    OrderedSums<F, R, 1, false> sums(buffer, lane);
+    RowSums<F, R, 1, false> sums(buffer, lane, staged, 0, plane_pitch(kChunks));
     each<kSets>([&](auto s) {
-        float v[1][R];
+        ChunkValue<F> v[1][R];
         values_of<F, kChunks>(sets[s()], staged, s() * 32 + lane, v);
         sums.put(s(), true, v, sets[s()], s() + 1 == kSets);
     });
@@ -171,7 +171,7 @@ void decode_experts_up(const ExpertsUp& e, const Card& card, cudaStream_t stream
     with_format_of(CommonFormats{}, e.routed.format, [&]<Format F>() {
         constexpr auto most_bytes = [](int workers) {
             return static_cast<std::size_t>(workers) * sizeof(SumBuffer) +
-                   std::size_t{planes_of<F>} * plane_pitch(32 * kSets) * kWord128;
+                   std::size_t{planes_of(F)} * plane_pitch(32 * kSets) * kWord128;
         };
         allow_shared_once<experts_up_decode<F, kSets, true>>(most_bytes(kMostUpWarps));
         allow_shared_once<experts_up_decode<F, kSets, false>>(most_bytes(kMostUpWarps));

@@ -30,6 +30,7 @@ struct Layout {
     std::int32_t* tile_count;
     ExpertTile* tiles;
     CodedRows coded, shared_coded;
+    WideRows wide, shared_wide;
     float* results;
     std::size_t result_bytes;
     std::int64_t most_tiles;
@@ -56,6 +57,14 @@ Layout layout_of(void* base, std::int64_t rows, int top_k, std::int64_t experts,
     };
     l.coded = coded(inputs, cols);
     l.shared_coded = coded(shared_inputs, shared_cols);
+    const auto wide = [&](std::int64_t n, std::int64_t c) {
+        WideRows r;
+        r.codes = parts.take<uint4>(kSegmentWords * n * wide_segments(c));
+        r.units = parts.take<float>(n * wide_segments(c));
+        return r;
+    };
+    l.wide = wide(inputs, cols);
+    l.shared_wide = wide(shared_inputs, shared_cols);
     const auto column = static_cast<std::size_t>(result_rows) * 4 * kTileRows;  // of 128 columns
     const auto whole = column * static_cast<std::size_t>((columns + kTileRows - 1) / kTileRows);
     l.result_bytes = std::max(std::min(whole, kMostResults), std::min(column, whole));
@@ -136,8 +145,9 @@ TileTask task_of(const MatrixView& routed, const MatrixView& shared, const Layou
 
 void launch_tiles(TileKind kind, const TileTask& task, Format format, int grid_rows, const Layout& l,
                   cudaStream_t stream) {
-    (is_4bit(format) ? gemm_4bit : gemm_exact)(kind, task, format, grid_rows, static_cast<int>(l.most_tiles),
-                                               stream);
+    (is_4bit(format)  ? gemm_4bit
+     : is_fp8(format) ? gemm_fp8
+                      : gemm_exact)(kind, task, format, grid_rows, static_cast<int>(l.most_tiles), stream);
 }
 
 /// Both sides in one launch when they have one format.
@@ -180,6 +190,8 @@ void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream
     sort(e.routes, e.rows, e.groups, r.rows > 0, s.rows > 0, l, stream);
     if ((r.rows && is_4bit(r.format)) || (s.rows && is_4bit(s.format)))
         code_rows(e.x, e.rows, cols, l.coded, stream);
+    if ((r.rows && is_fp8(r.format)) || (s.rows && is_fp8(s.format)))
+        code_wide(e.x, e.rows, cols, l.wide, stream);
     TileTask a = task_of(r, s, l);
     a.matrices[0].out = e.act;
     a.matrices[0].stride = e.stride;
@@ -188,6 +200,7 @@ void prefill_experts_up(const ExpertsUp& e, Scratch scratch, cudaStream_t stream
     for (int i = 0; i < 2; ++i) {
         a.matrices[i].x = e.x;
         a.matrices[i].coded = l.coded;
+        a.matrices[i].wide = l.wide;
     }
     a.divisor = e.routes.top_k;
     const auto grid = [](int matrix_rows) { return (matrix_rows / 2 + kTileRows / 2 - 1) / (kTileRows / 2); };
@@ -202,7 +215,9 @@ void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t st
                                s.cols, choices + e.rows, r.rows);
     sort(e.routes, e.rows, e.groups, true, any_shared, l, stream);
     if (is_4bit(r.format)) code_rows(e.act, choices, r.cols, l.coded, stream);
+    if (is_fp8(r.format)) code_wide(e.act, choices, r.cols, l.wide, stream);
     if (any_shared && is_4bit(s.format)) code_rows(e.shared_act, e.rows, s.cols, l.shared_coded, stream);
+    if (any_shared && is_fp8(s.format)) code_wide(e.shared_act, e.rows, s.cols, l.shared_wide, stream);
     // As many output columns at a time as the scratch memory holds results of.
     const std::int64_t whole = (r.rows + kTileRows - 1) / kTileRows * kTileRows;
     const std::int64_t fit =
@@ -211,9 +226,11 @@ void prefill_experts_down(const ExpertsDown& e, Scratch scratch, cudaStream_t st
     TileTask a = task_of(r, s, l);
     a.matrices[0].x = e.act;
     a.matrices[0].coded = l.coded;
+    a.matrices[0].wide = l.wide;
     a.matrices[0].out = l.results;
     a.matrices[1].x = e.shared_act;
     a.matrices[1].coded = l.shared_coded;
+    a.matrices[1].wide = l.shared_wide;
     a.matrices[1].out = l.results + choices * slice;
     a.matrices[0].stride = a.matrices[1].stride = slice;
     a.most_rows = static_cast<int>(slice);

@@ -1,6 +1,6 @@
-// Matrices times many input rows, in tiles of 128 matrix rows and up to 64 input rows a block. Two kernels:
-// floating weights (fma chains) and 4-bit weights (integer products of bytes); both serve project() and the
-// experts.
+// Matrices times many input rows, in tiles of matrix rows and input rows, a tile a block: 128 and up to 64,
+// of FP8 weights also others. Three kernels: BF16, F16 and F32 weights (fma chains), FP8 and 4-bit weights
+// (integer products of bytes); all serve project() and the experts.
 #pragma once
 
 #include "../device_code.hpp"
@@ -19,6 +19,21 @@ struct CodedRows {
     static constexpr std::size_t bytes_per_chunk = 68;
 };
 constexpr std::int64_t coded_chunks(std::int64_t cols) { return (cols + 127) / 128 * 4; }
+
+/// Activations as 24-bit block fixed point, for FP8 weights (numerics.hpp): per row and segment of 512
+/// columns 8 pieces, the halves of 16 columns of four chunks each: all first halves of chunks 0..3, all
+/// second ones, those of chunks 4..7, ... A piece has the planes of the codes' signed bytes, the lowest
+/// first, and a plane the first eight columns of the four halves, then the others: 16 words of four columns.
+/// And num::wide_unit of the segment. Rows are padded to whole segments with zeroes.
+struct WideRows {
+    uint4* codes = nullptr;  ///< [rows][wide_segments][kSegmentWords]
+    float* units = nullptr;  ///< [rows][wide_segments]
+    static constexpr std::size_t bytes_per_segment = 96 * 16 + 4;
+};
+constexpr int kSegmentWords = 96;
+constexpr int wide_segments(std::int64_t cols) {
+    return static_cast<int>((cols + num::kSegment - 1) / num::kSegment);
+}
 
 /// What a tile computes.
 enum class TileKind {
@@ -39,8 +54,9 @@ template <class Function> void with_kind(TileKind kind, Function f) {
 /// One matrix, or all routed experts, or the shared expert.
 struct TileMatrix {
     MatrixView m;
-    const float* x = nullptr;  ///< inputs of floating weights, [..][cols]
+    const float* x = nullptr;  ///< inputs of BF16, F16 and F32 weights, [..][cols]
     CodedRows coded;           ///< inputs of 4-bit weights
+    WideRows wide;             ///< inputs of FP8 weights
     float* out = nullptr;
     std::int64_t stride = 0;
     int first_tile = 0;  ///< plain: tiles of 128 rows before this matrix
@@ -64,20 +80,25 @@ struct TileTask {
         most_rows = 0;  ///< down: the slice of output rows computed now; out points at its results
 };
 
-/// Queues the tiles of weights of one kind: the matrices whose format is floating, or 4-bit. grid_rows: tiles
-/// along the matrix rows, grid_inputs: groups of inputs (experts: at least *tile_count).
+/// Queues the tiles of weights of one kind: the matrices of `format`. grid_rows: tiles along the matrix rows,
+/// grid_inputs: groups of inputs (experts: at least *tile_count). gemm_fp8 of matrices takes tiles of its own
+/// and counts them itself.
 void gemm_exact(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
                 cudaStream_t stream);
 void gemm_4bit(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
                cudaStream_t stream);
 
+void gemm_fp8(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
+              cudaStream_t stream);
+
 /// Queues the coding of x [rows][cols].
 void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows to, cudaStream_t stream);
+void code_wide(const float* x, std::int64_t rows, std::int64_t cols, WideRows to, cudaStream_t stream);
 
 #ifdef __CUDACC__
 
-/// A block's part of a task. Tile row i < 64 is matrix row low + i, tile row i >= 64 is high + i - 64; rows
-/// at or beyond their limit do not count.
+/// A block's part of a task. Tile row i of the lower half is matrix row low + i, of the upper one high + i -
+/// half; rows at or beyond their limit do not count.
 struct TileExtent {
     const TileMatrix* matrix;
     MatrixView m;  ///< of the tile's group
@@ -87,7 +108,8 @@ struct TileExtent {
 };
 
 /// False when this block has nothing to do.
-template <TileKind Kind> __device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p) {
+template <TileKind Kind, int kRows = kTileRows, int kInputs = kTileInputs>
+__device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p) {
     int tile = static_cast<int>(blockIdx.x);
     if constexpr (Kind == TileKind::plain) {
         int j = 0;
@@ -95,7 +117,7 @@ template <TileKind Kind> __device__ inline bool extent_of(const TileTask& a, For
         p.matrix = &a.matrices[j];
         p.m = p.matrix->m;
         tile -= p.matrix->first_tile;
-        p.first = static_cast<int>(blockIdx.y) * kTileInputs;
+        p.first = static_cast<int>(blockIdx.y) * kInputs;
         p.count = a.rows - p.first;
         p.order = nullptr;
         if (p.m.format != format) return false;
@@ -113,10 +135,10 @@ template <TileKind Kind> __device__ inline bool extent_of(const TileTask& a, For
         p.count = t.count;
         p.order = t.expert < 0 ? nullptr : a.order;
     }
-    if (p.count > kTileInputs) p.count = kTileInputs;
+    if (p.count > kInputs) p.count = kInputs;
     if constexpr (Kind == TileKind::up) {
         const int width = p.m.rows / 2;
-        p.low = tile * (kTileRows / 2);
+        p.low = tile * (kRows / 2);
         p.high = width + p.low;
         p.low_limit = width;
         p.high_limit = p.m.rows;
@@ -124,8 +146,8 @@ template <TileKind Kind> __device__ inline bool extent_of(const TileTask& a, For
         const int end = Kind == TileKind::down && a.first_row + a.most_rows < p.m.rows
                             ? a.first_row + a.most_rows
                             : p.m.rows;
-        p.low = (Kind == TileKind::down ? a.first_row : 0) + tile * kTileRows;
-        p.high = p.low + kTileRows / 2;
+        p.low = (Kind == TileKind::down ? a.first_row : 0) + tile * kRows;
+        p.high = p.low + kRows / 2;
         p.low_limit = p.high_limit = end;
     }
     return p.low < p.low_limit;
@@ -141,7 +163,7 @@ __device__ inline int result_row(const TileExtent& p, int n) {
 }
 
 /// What becomes of finished values: (tile row, input) -> value of the whole dot product but the multiplier.
-/// `upper` is that of tile row + 64.
+/// `upper` is that of the row in the tile's upper half.
 template <TileKind Kind>
 __device__ inline void store_result(const TileTask& a, const TileExtent& p, int row, float* out, float value,
                                     float upper) {

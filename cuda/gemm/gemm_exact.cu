@@ -1,9 +1,9 @@
-// Tiles of floating weights: fma chains in registers.
+// Tiles of BF16, F16 and F32 weights: fma chains in registers.
 //
 // 128 threads, 8 x 8 results each (8 x 4 for at most 32 inputs). A stage is one chunk of 32 columns: decoded
 // weights and inputs lie in shared memory by column, the next chunk's are on their way in registers. A
-// chunk's chain starts at +0, so there are two sets of accumulators in registers (chunk, and segment or
-// block) and the outer sums, touched every 512 or 128 columns, lie in shared memory. Of 2350 instructions a
+// chunk's chain starts at +0, so there are two sets of accumulators in registers (chunk and segment) and the
+// outer sums, touched every 512 columns, lie in shared memory. Of 2350 instructions a
 // stage 2048 are fmas: at most 87% of the fma rate.
 //
 // Sums are in the order of num::ordered_sum (numerics.hpp).
@@ -17,35 +17,28 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// Shared memory in floats: two stages of weights, inputs and block scales, then the outer sums of every
-/// thread.
-template <Format F, int Q> struct Shape {
+/// Shared memory in floats: two stages of weights and inputs, then the outer sums of every thread.
+template <int Q> struct Shape {
     static constexpr int kInputs = 32 * Q, kResults = 8 * 4 * Q;
-    static constexpr int kA = num::kChunk * kTileRows, kB = num::kChunk * kInputs,
-                         kScales = FormatTraits<F>::kBlockScaled ? kTileRows : 0;
-    static constexpr int kStage = kA + kB + kScales;
-    static constexpr int kOuter = kResults * kThreads;
-    static constexpr std::size_t kBytes =
-        sizeof(float) * (2 * kStage + kOuter * (FormatTraits<F>::kBlockScaled ? 2 : 1));
+    static constexpr int kA = num::kChunk * kTileRows, kB = num::kChunk * kInputs;
+    static constexpr int kStage = kA + kB;
+    static constexpr std::size_t kBytes = sizeof(float) * (2 * kStage + kResults * kThreads);
 };
 
 /// What a thread has under way of the next stage: its row's chunk, and 2 * Q times four columns of inputs.
 template <Format F, int Q> struct Ahead {
     uint4 codes[words128_of(F)];
-    float scale;
     float4 x[2 * Q];
 };
 
 /// Inputs [part, part + 32 * Q) of the tile.
 template <Format F, TileKind Kind, int Q>
 __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& p, int part) {
-    using S = Shape<F, Q>;
+    using S = Shape<Q>;
     constexpr int P = words128_of(F), C = 4 * Q;  // pieces of a chunk, result columns of a thread
-    constexpr bool kBlocks = FormatTraits<F>::kBlockScaled;
     auto* shared = reinterpret_cast<float*>(shared_bytes());
     float* total =
         shared + 2 * S::kStage + static_cast<int>(threadIdx.x);  // element e at total[e * kThreads]
-    float* segment_sum = total + S::kOuter;                      // of block scaled weights
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, ty = thread / 8, tx = thread % 8;
     const int chunks = p.m.chunks, cols = p.m.cols;
 
@@ -55,7 +48,6 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& 
               token = thread / 32 * 4 + lane / 8;
     const bool has_row = row < (upper ? p.high_limit : p.low_limit);
     const std::uint8_t* codes = p.m.codes + row * p.m.code_pitch;
-    const auto* scales = reinterpret_cast<const float*>(p.m.scales + row * p.m.scale_pitch);
     const float* inputs[2 * Q];
 #pragma unroll
     for (int i = 0; i < 2 * Q; ++i)
@@ -70,7 +62,6 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& 
             n.codes[i] = has_row
                              ? __ldg(reinterpret_cast<const uint4*>(codes) + set * P + i * size + (c - set))
                              : make_uint4(0, 0, 0, 0);
-        if constexpr (kBlocks) n.scale = has_row ? __ldg(scales + c / 4) : 0.0f;
         const int k = c * num::kChunk + 4 * quad;
 #pragma unroll
         for (int i = 0; i < 2 * Q; ++i) {
@@ -97,7 +88,6 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& 
 #pragma unroll
                 for (int e = 0; e < 4; ++e) w[(4 * (i * (8 / P) + q) + e) * kTileRows] = v[e];
             }
-        if constexpr (kBlocks) stage[S::kA + S::kB + thread] = n.scale;
 #pragma unroll
         for (int i = 0; i < 2 * Q; ++i) {
             const int input = token + 16 * i;
@@ -109,7 +99,7 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& 
         }
     };
 
-    float inner[8][C];  // segment, or block of 128 columns
+    float inner[8][C];  // segment
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -151,26 +141,13 @@ __device__ __forceinline__ void float_tile(const TileTask& a, const TileExtent& 
             for (int j = 0; j < C; ++j) inner[i][j] = inner[i][j] + acc[i][j];
 
         const bool last = c + 1 == chunks, first_segment = c < 16;
-        if (kBlocks && (c % 4 == 3 || last)) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float scale = stage[S::kA + S::kB + (i < 4 ? 0 : kTileRows / 2) + 4 * ty + i % 4];
-#pragma unroll
-                for (int j = 0; j < C; ++j) {
-                    float& s = segment_sum[(i * C + j) * kThreads];
-                    s = num::fma(inner[i][j], scale, c % 16 < 4 ? 0.0f : s);
-                    inner[i][j] = 0.0f;
-                }
-            }
-        }
         if (c % 16 == 15 || last) {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
 #pragma unroll
                 for (int j = 0; j < C; ++j) {
                     float& t = total[(i * C + j) * kThreads];
-                    t = (first_segment ? 0.0f : t) +
-                        (kBlocks ? segment_sum[(i * C + j) * kThreads] : inner[i][j]);
+                    t = (first_segment ? 0.0f : t) + inner[i][j];
                     inner[i][j] = 0.0f;
                 }
         }
@@ -206,17 +183,15 @@ template <Format F, TileKind Kind> void launch_kind(const TileTask& a, dim3 grid
         FTMPI_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
         return bytes;
     }();
-    if (Shape<F, 2>::kBytes <= static_cast<std::size_t>(most)) {
-        static const bool allowed =
-            (allow_shared(gemm_exact_tiles<F, Kind, true>, Shape<F, 2>::kBytes), true);
+    if (Shape<2>::kBytes <= static_cast<std::size_t>(most)) {
+        static const bool allowed = (allow_shared(gemm_exact_tiles<F, Kind, true>, Shape<2>::kBytes), true);
         static_cast<void>(allowed);
-        launch("matrix tiles", gemm_exact_tiles<F, Kind, true>, grid, dim3(kThreads), Shape<F, 2>::kBytes,
+        launch("matrix tiles", gemm_exact_tiles<F, Kind, true>, grid, dim3(kThreads), Shape<2>::kBytes,
                stream, a);
     } else {
-        static const bool allowed =
-            (allow_shared(gemm_exact_tiles<F, Kind, false>, Shape<F, 1>::kBytes), true);
+        static const bool allowed = (allow_shared(gemm_exact_tiles<F, Kind, false>, Shape<1>::kBytes), true);
         static_cast<void>(allowed);
-        launch("matrix tiles", gemm_exact_tiles<F, Kind, false>, grid, dim3(kThreads), Shape<F, 1>::kBytes,
+        launch("matrix tiles", gemm_exact_tiles<F, Kind, false>, grid, dim3(kThreads), Shape<1>::kBytes,
                stream, a);
     }
 }
@@ -227,7 +202,7 @@ void gemm_exact(TileKind kind, const TileTask& task, Format format, int grid_row
                 cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(grid_rows), static_cast<unsigned>(grid_inputs));
     with_format(format, [&]<Format F>() {
-        if constexpr (!is_4bit(F))
+        if constexpr (is_plain(F))
             with_kind(kind, [&]<TileKind K>() { launch_kind<F, K>(task, grid, stream); });
     });
 }

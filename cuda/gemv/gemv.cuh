@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../kernels.hpp"
-#include "chunk_dot.cuh"
+#include "wide_dot.cuh"
 
 namespace ftmpi::cuda {
 
@@ -27,8 +27,8 @@ struct VecTask {
     int units[kFormats];      ///< sets of rows that a warp works on together
     const float* x;
     int rows, cols, chunks;
-    bool floats, codes;  ///< what must be staged
-    Norm norm;           ///< of the input rows; without a weight there is none and x is the input
+    bool floats, codes, wide;  ///< what must be staged
+    Norm norm;                 ///< of the input rows; without a weight there is none and x is the input
 };
 
 __host__ __device__ constexpr std::size_t staged_floats(int chunks) {
@@ -139,6 +139,11 @@ __device__ __forceinline__ void load_norm_weights(const VecTask& a, float4 (&w)[
 /// One row at a width that the kernel knows, as the table says; normed before when the norm has a weight.
 void gemv(std::span<const Projection> to, const float* x, const Norm& norm, const Card& card,
           cudaStream_t stream);
+/// Few rows at a width that the kernel knows, FP8 in one of its formats and BF16 beside it, as the table
+/// says; normed before when the norm has a weight.
+std::size_t gemv_tiles_scratch(std::int64_t rows, std::int64_t cols);
+void gemv_tiles(std::span<const Projection> to, const float* x, std::int64_t rows, const Norm& norm,
+                const Card& card, Scratch scratch, cudaStream_t stream);
 /// Up to kManyRows - 1 rows of any width; all matrices of CommonFormats, or of the others. With a norm, at
 /// most kMatrices; false: it does not fit the shared memory, and nothing was launched.
 bool gemv_any(std::span<const Projection> to, const float* x, std::int64_t rows, const Norm& norm,

@@ -17,7 +17,7 @@ std::size_t shared_of(int t, const VecTask& a) {
                     a.norm.weight ? static_cast<std::size_t>(norm_sums(t, a.chunks)) * sizeof(float) : 0) +
            static_cast<std::size_t>(t) * kWord128 *
                ((a.floats || a.norm.weight ? staged_floats(a.chunks) : 0) +
-                (a.codes ? staged_codes(a.chunks) : 0));
+                (a.codes ? staged_codes(a.chunks) : 0) + (a.wide ? staged_wide(a.chunks) : 0));
 }
 
 template <Format F, int T, bool TwoRows>
@@ -25,7 +25,7 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
                            int lane) {
     constexpr int R = rows_at_once(F), kUnitRows = R * (TwoRows ? 2 : 1), kFormat = static_cast<int>(F);
     const int units = a.units[kFormat], sets = (a.chunks + 31) / 32, pitch = plane_pitch(a.chunks);
-    const int between = (is_4bit(F) ? kCodePlanes : kFloatPlanes) * pitch, place = TwoRows ? lane & 15 : lane;
+    const int between = planes_of(F) * pitch, place = TwoRows ? lane & 15 : lane;
     const auto matrix_of = [&](int unit) {
         int m = a.begin[kFormat];
         while (m + 1 < a.begin[kFormat + 1] && unit >= a.matrices[m + 1].first_unit) ++m;
@@ -45,7 +45,7 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
                           a.chunks};
         fetch<F, R>(f, rows, set * 32, place, H);
     };
-    OrderedSums<F, R, T, TwoRows> sums(buffer, lane);
+    RowSums<F, R, T, TwoRows> sums(buffer, lane, staged, between, pitch);
     Fetched<F, R> current, next;
     int unit = warp, set = 0;
     if (unit < units) load(current, unit, 0);
@@ -55,7 +55,7 @@ __device__ void run_format(const VecTask& a, const uint4* staged, SumBuffer& buf
         if (next_unit < units) load(next, next_unit, next_set);
         const int chunk = set * 32 + place;
         const bool valid = chunk < a.chunks;
-        float v[T][R];
+        ChunkValue<F> v[T][R];
         chunk_values<F, R, T>(current, staged, between, pitch, valid ? chunk : 0, v);
         sums.put(set, valid, v, current, last);
         if (last) {
@@ -84,16 +84,19 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_consta
     auto* floats = reinterpret_cast<uint4*>(
         shared_bytes() + (norm_bytes > first_bytes ? (norm_bytes + 15) / 16 * 16 : first_bytes));
     uint4* codes = floats + (a.floats || a.norm.weight ? T * staged_floats(a.chunks) : 0);
+    uint4* wide = codes + (a.codes ? T * staged_codes(a.chunks) : 0);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     float4 w[kWeights];
     load_norm_weights(a, w, thread);
     if (a.norm.weight) {
         stage_normed<T>(a, w, reinterpret_cast<float*>(buffers), floats, thread);
-        if (a.codes)
-            for (int i = 0; i < T; ++i)
-                stage_codes(StagedRow{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)),
-                                      plane_pitch(a.chunks)},
-                            a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, kThreads);
+        for (int i = 0; i < T; ++i) {
+            const StagedRow row{reinterpret_cast<const float4*>(floats + i * staged_floats(a.chunks)),
+                                plane_pitch(a.chunks)};
+            if (a.codes)
+                stage_codes(row, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread, kThreads);
+            if (a.wide) stage_wide(row, a.cols, a.chunks, wide + i * staged_wide(a.chunks), thread, kThreads);
+        }
     } else {
         for (int i = 0; i < T; ++i) {
             const int t = static_cast<int>(blockIdx.y) * T + i;
@@ -105,6 +108,9 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_consta
             if (a.codes)
                 stage_codes(GlobalRow{x}, a.cols, a.chunks, codes + i * staged_codes(a.chunks), thread,
                             kThreads);
+            if (a.wide)
+                stage_wide(GlobalRow{x}, a.cols, a.chunks, wide + i * staged_wide(a.chunks), thread,
+                           kThreads);
         }
     }
     __syncthreads();
@@ -114,7 +120,11 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_any_rows(const __grid_consta
     SumBuffer& buffer = buffers[thread / 32];
     for_each_of(List{}, [&]<Format F>() {
         if (a.units[static_cast<int>(F)])
-            run_format<F, T, TwoRows>(a, is_4bit(F) ? codes : floats, buffer, warp, warps, lane);
+            run_format<F, T, TwoRows>(a,
+                                      is_4bit(F)  ? codes
+                                      : is_fp8(F) ? wide
+                                                  : floats,
+                                      buffer, warp, warps, lane);
     });
 }
 
@@ -183,7 +193,7 @@ VecTask task_of(std::span<const Projection> to, const float* x, std::int64_t row
             a.matrices[count++] = {m.codes, m.scales, m.multipliers, m.code_pitch, m.scale_pitch,
                                    p.out,   p.stride, m.rows,        a.units[f]};
             a.units[f] += (m.rows + unit_rows - 1) / unit_rows;
-            (is_4bit(format) ? a.codes : a.floats) = true;
+            (is_4bit(format) ? a.codes : is_fp8(format) ? a.wide : a.floats) = true;
         }
     }
     a.begin[kFormats] = count;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Format kEvery[] = {Format::bf16,  Format::fp8_row, Format::fp8_block, Format::nvfp4,
                              Format::mxfp4, Format::f16,     Format::f32};
-constexpr std::int64_t kRows[] = {1, 2, kManyRows - 1, kManyRows, 4096};
+constexpr std::int64_t kRows[] = {1, 2, kManyFp8Rows - 1, kManyFp8Rows, kManyRows - 1, kManyRows, 4096};
 
 bool is_other(Format f) { return f == Format::f16 || f == Format::f32; }
 
@@ -81,8 +81,10 @@ BOOST_AUTO_TEST_CASE(every_format_has_a_kernel_for_any_rows_and_columns) {
             for (const std::int64_t cols : {40, 2048})
                 for (const bool fast : {false, true}) {
                     const Kernel k = project({f}, rows, cols, fast)[0];
-                    const Kernel exact = rows >= kManyRows
+                    const Kernel exact = is_fp8(f) && rows >= kManyFp8Rows ? Kernel::gemm_fp8
+                                         : rows >= kManyRows
                                              ? is_4bit(f) ? Kernel::gemm_4bit : Kernel::gemm_exact
+                                         : cols == 2048 && is_fp8(f)                 ? Kernel::gemv_tiles
                                          : rows == 1 && cols == 2048 && !is_other(f) ? Kernel::gemv
                                                                                      : Kernel::gemv_any;
                     const bool rounds = fast && !is_4bit(f) && !is_other(f);
@@ -107,11 +109,20 @@ BOOST_AUTO_TEST_CASE(floats_of_few_matrix_rows_take_no_tiles) {
 BOOST_AUTO_TEST_CASE(f16_and_f32_leave_the_others_their_kernels) {
     for (const Format f : {Format::f16, Format::f32}) {
         const auto one = project({Format::fp8_row, f, Format::bf16}, 1, 2048);
-        BOOST_TEST((one == std::vector{Kernel::gemv, Kernel::gemv_any, Kernel::gemv}), name_of(f));
+        BOOST_TEST((one == std::vector{Kernel::gemv_tiles, Kernel::gemv_any, Kernel::gemv_tiles}),
+                   name_of(f));
         const auto many = project({Format::nvfp4, f, Format::bf16}, 64, 2048, true);
         BOOST_TEST((many == std::vector{Kernel::gemm_4bit, Kernel::gemm_exact, Kernel::gemm_bf16}),
                    name_of(f));
     }
+}
+
+BOOST_AUTO_TEST_CASE(fp8_matrices_take_tiles_before_the_others) {
+    const std::vector mixed{Format::fp8_row, Format::bf16, Format::nvfp4, Format::fp8_block};
+    const auto few = project(mixed, kManyFp8Rows, 2048), many = project(mixed, kManyRows, 2048);
+    BOOST_TEST((few == std::vector{Kernel::gemm_fp8, Kernel::gemv_any, Kernel::gemv_any, Kernel::gemm_fp8}));
+    BOOST_TEST(
+        (many == std::vector{Kernel::gemm_fp8, Kernel::gemm_exact, Kernel::gemm_4bit, Kernel::gemm_fp8}));
 }
 
 BOOST_AUTO_TEST_CASE(experts_of_any_two_formats_have_a_kernel) {
@@ -126,8 +137,7 @@ BOOST_AUTO_TEST_CASE(experts_of_any_two_formats_have_a_kernel) {
                                        (routed != beside && (routed == Format::f16 || beside == Format::f16));
                     BOOST_TEST(few_rows_serve_experts(bit_of(routed) | bit_of(beside)) == !tiles);
                     const bool fixed = routed == beside && routed != Format::f16 &&
-                                       (op == Operator::experts_up ||
-                                        (shared && routed != Format::bf16 && routed != Format::fp8_block));
+                                       (op == Operator::experts_up || (shared && is_4bit(routed)));
                     const Kernel want = rows >= kManyRows || tiles ? Kernel::prefill
                                         : fixed                    ? Kernel::decode
                                                                    : Kernel::decode_any;

@@ -51,7 +51,7 @@ fi
 # --- which kernel serves each operator, on every rank alike ------------------------------------------------------------
 expect_code 0 "$mpirun" -np 2 "$ftmpi" bench --model "$model" --prompt-lengths 5 --decode-lengths 2 --batches 1,2 --repeats 1 \
     --kernels --output kernels.h5
-same "$(grep -cE '^prefill 4 +4 +attention .* attend, [A-Za-z0-9-]+ +[0-9]+ +[0-9.]+$' out)" 1 "attention of four rows"
+same "$(grep -cE '^prefill 4 +4 +attention .* attend, [A-Za-z0-9 -]+ +[0-9]+ +[0-9.]+$' out)" 1 "attention of four rows"
 same "$(grep -cE '^decode 2 +2 +experts_down .* dot, ' out)" 1 "experts of two sequences"
 
 # --- what cannot be measured is refused before any work ---------------------------------------------------------------
