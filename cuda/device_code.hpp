@@ -158,6 +158,15 @@ __device__ __forceinline__ void decode_f16_pair(std::uint32_t halves, float& fir
         : "r"(halves));
 }
 
+/// Two numbers rounded to half precision, the first in the lower half.
+__device__ __forceinline__ std::uint32_t f16_pair(float first, float second) {
+    std::uint32_t halves;
+    asm("{ .reg .b16 lo, hi; cvt.rn.f16.f32 lo, %1; cvt.rn.f16.f32 hi, %2; mov.b32 %0, {lo, hi}; }"
+        : "=r"(halves)
+        : "f"(first), "f"(second));
+    return halves;
+}
+
 /// The values of the two e4m3 codes (no NaN codes) in the lower half of `codes`, the lowest byte first.
 __device__ __forceinline__ void decode_e4m3_pair(std::uint32_t codes, float& first, float& second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -207,11 +216,15 @@ __device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, st
 
 /// Copies 16 bytes from device to shared memory behind the thread's back, to be waited for by its groups in
 /// order.
+__device__ __forceinline__ void copy_async_to(unsigned shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-                 "l"(global)
-                 : "memory");
+    copy_async_to(static_cast<unsigned>(__cvta_generic_to_shared(shared)), global);
+}
+/// The same of 4 bytes.
+__device__ __forceinline__ void copy_word_async(unsigned shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ __forceinline__ void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Returns when all but the last N groups of this thread have arrived.

@@ -108,8 +108,12 @@ template <> struct FormatTraits<Format::nvfp4> : ScaledChunks<1, std::uint16_t> 
     static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
         decode_e4m3_pair(scale, s[0], s[1]);
     }
+    static __device__ __forceinline__ float chunk_value(float sum0, float sum1, const float (&s)[2],
+                                                        float unit) {
+        return num::fma(sum1, s[1], sum0 * s[0]) * unit;
+    }
     static __device__ __forceinline__ float chunk_value(int sum0, int sum1, const float (&s)[2], float unit) {
-        return num::fma(static_cast<float>(sum1), s[1], static_cast<float>(sum0) * s[0]) * unit;
+        return chunk_value(static_cast<float>(sum0), static_cast<float>(sum1), s, unit);
     }
     /// NaN over a group of zeros adds nothing and becomes 0. `codes`: the group's eight bytes.
     static __device__ __forceinline__ bool repaired(std::uint8_t& x, const std::uint8_t* codes) {
@@ -131,6 +135,10 @@ template <> struct FormatTraits<Format::mxfp4> : ScaledChunks<1, std::uint8_t> {
 #ifdef __CUDACC__
     static __device__ __forceinline__ void decode_scale(std::uint32_t scale, float (&s)[2]) {
         s[0] = num::from_e8m0(static_cast<std::uint8_t>(scale));
+    }
+    static __device__ __forceinline__ float chunk_value(float sum0, float sum1, const float (&s)[2],
+                                                        float unit) {
+        return ((sum0 + sum1) * s[0]) * unit;  // |sum0 + sum1| < 2^24: exact
     }
     static __device__ __forceinline__ float chunk_value(int sum0, int sum1, const float (&s)[2], float unit) {
         return (static_cast<float>(sum0 + sum1) * s[0]) * unit;

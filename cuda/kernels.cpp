@@ -82,7 +82,7 @@ constexpr KernelRow table[] = {
     {Operator::project, Kernel::gemm_exact, "gemm/gemm_exact", kManyRows, kEver, kBf16 | kOther, nullptr, ""},
     {Operator::project, Kernel::gemm_fp8, "gemm/gemm_fp8", kManyFp8Rows, kEver, kFp8Row | kFp8Block, nullptr,
      ""},
-    {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyRows, kEver, kCoded, nullptr, ""},
+    {Operator::project, Kernel::gemm_4bit, "gemm/gemm_4bit", kManyCodedRows, kEver, kCoded, nullptr, ""},
     {Operator::project, Kernel::gemv_tiles, "gemv/gemv_tiles", 1, kFew, kFloats, fp8_2048,
      "2048 columns; one FP8 format, and BF16 beside it"},
     {Operator::project, Kernel::gemv_tiles, "gemv/gemv_tiles", 1, kFew, kFp8Row | kFp8Block, fp8_4096,
@@ -99,12 +99,15 @@ constexpr KernelRow table[] = {
     {Operator::route, Kernel::decode, "steps: route_few", 1, kEver, kAll, route_by_warp,
      "up to 32 of 512 experts"},
     {Operator::route, Kernel::decode_any, "steps: route_rows", 1, kEver, kAll, nullptr, ""},
+    {Operator::experts_up, Kernel::prefill, "experts/prefill", kManyCodedExperts, kEver, kCoded, nullptr, ""},
     {Operator::experts_up, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
     {Operator::experts_up, Kernel::decode, "experts/decode_up", 1, kFew, kCommon, up_fixed,
      "2048 columns, one format, up to 8 choices (of 256 where it chooses)"},
     {Operator::experts_up, Kernel::decode_any, "experts/decode_any", 1, kFew, kAll, few_rows,
      "not F32, not F16 beside another format"},
     {Operator::experts_up, Kernel::prefill, "experts/prefill", 1, kFew, kAll, nullptr, ""},
+    {Operator::experts_down, Kernel::prefill, "experts/prefill", kManyCodedExperts, kEver, kCoded, nullptr,
+     ""},
     {Operator::experts_down, Kernel::prefill, "experts/prefill", kManyRows, kEver, kAll, nullptr, ""},
     {Operator::experts_down, Kernel::decode, "experts/decode_down", 1, kFew, kCoded, down_fixed,
      "512 columns, one format, up to 10 choices, with a shared expert"},
@@ -148,6 +151,10 @@ unsigned Call::formats() const {
 }
 
 bool few_rows_serve_experts(unsigned formats) { return (formats & ~kCommon) == 0 || formats == kF16; }
+
+std::int64_t many_expert_rows(unsigned formats) {
+    return (formats & ~kCoded) == 0 ? kManyCodedExperts : kManyRows;
+}
 
 int heads_together(const Attention& t) {
     int most = 0;

@@ -30,10 +30,12 @@ enum class Kernel {
 };
 
 // Limits that the table and the kernels share.
-inline constexpr std::int64_t kNarrowRows = 512;  ///< matrix rows up to which tiles would leave a GPU idle
-inline constexpr std::int64_t kManyRows = 16;     ///< T from which tiles of rows take less than row by row
-inline constexpr std::int64_t kManyFp8Rows = 9;   ///< the same of FP8 matrices
-inline constexpr int kMatrices = 8;               ///< of a launch of few rows
+inline constexpr std::int64_t kNarrowRows = 512;   ///< matrix rows up to which tiles would leave a GPU idle
+inline constexpr std::int64_t kManyRows = 16;      ///< T from which tiles of rows take less than row by row
+inline constexpr std::int64_t kManyFp8Rows = 9;    ///< the same of FP8 matrices
+inline constexpr std::int64_t kManyCodedRows = 4;  ///< the same of 4-bit matrices
+inline constexpr std::int64_t kManyCodedExperts = 9;                 ///< and of experts of 4-bit weights
+inline constexpr int kMatrices = 8;                                  ///< of a launch of few rows
 inline constexpr int kRouteEach = 8, kMostRouted = 32 * kRouteEach;  ///< experts that a warp chooses among
 inline constexpr int kMostChoices = 32;                              ///< of a row, chosen by a warp
 inline constexpr int kUpSets = 2;                                    ///< sets of 32 chunks: 2048 columns
@@ -50,6 +52,9 @@ bool aligned(std::initializer_list<const void*> addresses);
 /// Whether few rows have kernels of experts of these formats (bits); else they take those of many rows, which
 /// do not choose the experts themselves.
 bool few_rows_serve_experts(unsigned formats);
+
+/// T from which experts of these formats (bits) take tiles.
+std::int64_t many_expert_rows(unsigned formats);
 
 /// Most query heads of this rank that share a key/value head.
 int heads_together(const Attention& t);

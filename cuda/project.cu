@@ -22,8 +22,8 @@ WideRows wide_rows(void* scratch, std::int64_t rows, std::int64_t cols) {
 CodedRows coded_rows(void* scratch, std::int64_t rows, std::int64_t cols) {
     Parts parts(scratch);
     CodedRows c;
-    c.codes = parts.take<uint4>(rows * coded_chunks(cols) * 4);
-    c.units = parts.take<float>(rows * coded_chunks(cols));
+    c.codes = parts.take<uint4>(rows * coded_chunks(cols) * 8);
+    c.meta = parts.take<float4>(rows * coded_chunks(cols));
     return c;
 }
 
@@ -39,12 +39,14 @@ void project_gemm(std::span<const Projection> to, const float* x, std::int64_t r
         int tiles = 0;
         const auto queue = [&] {
             if (a.count == 0) return;
-            if (is_4bit(F) && !std::exchange(has_coded, true)) code_rows(x, rows, cols, coded, stream);
+            if (is_4bit(F) && !std::exchange(has_coded, true))
+                code_rows(x, rows, cols, coded_form(code_tile_inputs(rows)), coded, stream);
             if (is_fp8(F) && !std::exchange(has_wide, true)) code_wide(x, rows, cols, wide, stream);
+            a.tile_inputs = is_4bit(F) ? code_tile_inputs(rows) : kTileInputs;
             (is_4bit(F)  ? gemm_4bit
              : is_fp8(F) ? gemm_fp8
                          : gemm_exact)(TileKind::plain, a, F, tiles,
-                                       static_cast<int>((rows + kTileInputs - 1) / kTileInputs), stream);
+                                       static_cast<int>((rows + a.tile_inputs - 1) / a.tile_inputs), stream);
             a.count = tiles = 0;
         };
         a.rows = static_cast<int>(rows);
@@ -78,9 +80,9 @@ std::size_t project_scratch(std::int64_t rows, std::int64_t cols) {
         wide.take<uint4>(rows * wide_segments(cols) * kSegmentWords);
         wide.take<float>(rows * wide_segments(cols));
     }
-    if (rows >= kManyRows) {
-        coded.take<uint4>(rows * coded_chunks(cols) * 4);
-        coded.take<float>(rows * coded_chunks(cols));
+    if (rows >= kManyCodedRows) {
+        coded.take<uint4>(rows * coded_chunks(cols) * 8);
+        coded.take<float4>(rows * coded_chunks(cols));
     }
     return std::max(
         {wide.bytes(), coded.bytes(), gemm_bf16_scratch(rows, cols), gemv_tiles_scratch(rows, cols)});
@@ -121,7 +123,7 @@ void norm_project(const Norm& n, std::span<const Projection> to, std::int64_t ro
         if (all && row.kernel == Kernel::gemv) return gemv(some, nullptr, n, card, stream);
         if (all && row.kernel == Kernel::gemv_tiles)
             return gemv_tiles(some, nullptr, rows, n, card, scratch, stream);
-        if (all && gemv_any(some, nullptr, rows, n, card, stream)) return;
+        if (all && row.kernel == Kernel::gemv_any && gemv_any(some, nullptr, rows, n, card, stream)) return;
     }
     norm(n, rows, stream);
     project(to, n.out, rows, card, scratch, stream, fast);

@@ -13,7 +13,8 @@ void experts_up(ExpertsUp e, const Card& card, Scratch scratch, cudaStream_t str
     const Call formats{.routed = if_any(e.routed), .shared = if_any(e.shared)};
     // A rank without rows here launches nothing, but needs the choice for its rows of down.
     const bool any = e.routed.rows || e.shared.rows;
-    const bool chooses = any && few_rows_serve_experts(formats.formats());
+    const bool chooses =
+        any && few_rows_serve_experts(formats.formats()) && e.rows < many_expert_rows(formats.formats());
     if (e.logits && !route_if_apart(e.logits, e.rows, e.groups, e.routes, chooses, stream))
         e.logits = nullptr;
     if (e.rows == 0 || !any) return;

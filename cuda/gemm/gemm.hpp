@@ -1,6 +1,7 @@
-// Matrices times many input rows, in tiles of matrix rows and input rows, a tile a block: 128 and up to 64,
-// of FP8 weights also others. Three kernels: BF16, F16 and F32 weights (fma chains), FP8 and 4-bit weights
-// (integer products of bytes); all serve project() and the experts.
+// Matrices times many input rows, in tiles of matrix rows and input rows, a tile a block. Three kernels:
+// BF16, F16 and F32 weights (fma chains, 128 x up to 64), FP8 weights (integer products of bytes, tiles of
+// many shapes) and 4-bit weights (integer products of bytes or halves, 128 x up to 40); all serve project()
+// and the experts.
 #pragma once
 
 #include "../device_code.hpp"
@@ -10,15 +11,18 @@ namespace ftmpi::cuda {
 
 constexpr int kTileRows = 128, kTileInputs = 64, kTileMatrices = 8;
 
-/// Activations as block fixed point, for 4-bit weights: per row and chunk 64 bytes, word w (of four elements)
-/// of the high bytes of group 0, of group 1, of the low bytes of group 0, of group 1, for w = 0..3; and
-/// num::block_unit of the chunk. Rows are padded to a multiple of 4 chunks with zeroes.
+/// Activations as block fixed point, for 4-bit weights. A chunk is words of four elements, for few inputs as
+/// bytes: word w of the high plane of group 0, of group 1, of the low plane of group 0, of group 1, for w =
+/// 0..3; for many as half precision numbers: for each group for w = 0..3 word w of 256 times the high plane,
+/// of the low plane. Beside it num::block_unit of the chunk, -12 times the sum of the codes of both groups,
+/// 0. Rows are padded to a multiple of 8 chunks with zeroes.
+enum class CodedForm { bytes, halves };
 struct CodedRows {
-    uint4* codes = nullptr;  ///< [rows][coded_chunks][4]
-    float* units = nullptr;  ///< [rows][coded_chunks]
-    static constexpr std::size_t bytes_per_chunk = 68;
+    uint4* codes = nullptr;  ///< [rows][coded_chunks][4], halves: [8]
+    float4* meta = nullptr;  ///< [rows][coded_chunks]
+    static constexpr std::size_t bytes_per_chunk = 144;
 };
-constexpr std::int64_t coded_chunks(std::int64_t cols) { return (cols + 127) / 128 * 4; }
+constexpr std::int64_t coded_chunks(std::int64_t cols) { return (cols + 255) / 256 * 8; }
 
 /// Activations as 24-bit block fixed point, for FP8 weights (numerics.hpp): per row and segment of 512
 /// columns 8 pieces, the halves of 16 columns of four chunks each: all first halves of chunks 0..3, all
@@ -62,7 +66,8 @@ struct TileMatrix {
     int first_tile = 0;  ///< plain: tiles of 128 rows before this matrix
 };
 
-/// Up to 64 inputs of one expert: entries [first, first + count) of the sorted choices; of the shared expert
+/// Some inputs of one expert, as many as the kernel takes: entries [first, first + count) of the sorted
+/// choices; of the shared expert
 /// (-1): rows of the step.
 struct ExpertTile {
     std::int32_t expert, first, count;
@@ -72,6 +77,7 @@ struct TileTask {
     TileMatrix matrices[kTileMatrices];  ///< plain: count of them; experts: routed, shared
     int count = 0;
     int rows = 0;                       ///< plain: inputs
+    int tile_inputs = kTileInputs;      ///< most inputs of a tile
     const ExpertTile* tiles = nullptr;  ///< experts: the work, *tile_count entries
     const std::int32_t* tile_count = nullptr;
     const std::int32_t* order = nullptr;  ///< choices (row * top_k + k) sorted by expert
@@ -85,14 +91,26 @@ struct TileTask {
 /// and counts them itself.
 void gemm_exact(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
                 cudaStream_t stream);
+/// task.tile_inputs: what code_tile_inputs() says.
 void gemm_4bit(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
                cudaStream_t stream);
 
 void gemm_fp8(TileKind kind, const TileTask& task, Format format, int grid_rows, int grid_inputs,
               cudaStream_t stream);
 
+/// Inputs of a tile of 4-bit weights where a matrix meets `inputs` of them, so that its weights are read and
+/// decoded once, or a few times; and the form in which such tiles take them.
+constexpr int kFewCoded = 8, kSomeCoded = 16, kMostCoded = 40;
+constexpr int code_tile_inputs(std::int64_t inputs) {
+    return inputs <= kFewCoded ? kFewCoded : inputs <= kSomeCoded ? kSomeCoded : kMostCoded;
+}
+constexpr CodedForm coded_form(int tile_inputs) {
+    return tile_inputs == kFewCoded ? CodedForm::bytes : CodedForm::halves;
+}
+
 /// Queues the coding of x [rows][cols].
-void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedRows to, cudaStream_t stream);
+void code_rows(const float* x, std::int64_t rows, std::int64_t cols, CodedForm form, CodedRows to,
+               cudaStream_t stream);
 void code_wide(const float* x, std::int64_t rows, std::int64_t cols, WideRows to, cudaStream_t stream);
 
 #ifdef __CUDACC__
@@ -108,8 +126,9 @@ struct TileExtent {
 };
 
 /// False when this block has nothing to do.
-template <TileKind Kind, int kRows = kTileRows, int kInputs = kTileInputs>
+template <TileKind Kind, int kRows = kTileRows, int kInputs = 0>
 __device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p) {
+    const int inputs = kInputs ? kInputs : a.tile_inputs;
     int tile = static_cast<int>(blockIdx.x);
     if constexpr (Kind == TileKind::plain) {
         int j = 0;
@@ -117,7 +136,7 @@ __device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p
         p.matrix = &a.matrices[j];
         p.m = p.matrix->m;
         tile -= p.matrix->first_tile;
-        p.first = static_cast<int>(blockIdx.y) * kInputs;
+        p.first = static_cast<int>(blockIdx.y) * inputs;
         p.count = a.rows - p.first;
         p.order = nullptr;
         if (p.m.format != format) return false;
@@ -135,7 +154,7 @@ __device__ inline bool extent_of(const TileTask& a, Format format, TileExtent& p
         p.count = t.count;
         p.order = t.expert < 0 ? nullptr : a.order;
     }
-    if (p.count > kInputs) p.count = kInputs;
+    if (p.count > inputs) p.count = inputs;
     if constexpr (Kind == TileKind::up) {
         const int width = p.m.rows / 2;
         p.low = tile * (kRows / 2);

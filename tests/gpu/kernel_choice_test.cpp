@@ -12,7 +12,17 @@ namespace {
 
 constexpr Format kEvery[] = {Format::bf16,  Format::fp8_row, Format::fp8_block, Format::nvfp4,
                              Format::mxfp4, Format::f16,     Format::f32};
-constexpr std::int64_t kRows[] = {1, 2, kManyFp8Rows - 1, kManyFp8Rows, kManyRows - 1, kManyRows, 4096};
+constexpr std::int64_t kRows[] = {1,
+                                  2,
+                                  kManyCodedRows - 1,
+                                  kManyCodedRows,
+                                  kManyCodedExperts - 1,
+                                  kManyCodedExperts,
+                                  kManyFp8Rows - 1,
+                                  kManyFp8Rows,
+                                  kManyRows - 1,
+                                  kManyRows,
+                                  4096};
 
 bool is_other(Format f) { return f == Format::f16 || f == Format::f32; }
 
@@ -82,7 +92,7 @@ BOOST_AUTO_TEST_CASE(every_format_has_a_kernel_for_any_rows_and_columns) {
                 for (const bool fast : {false, true}) {
                     const Kernel k = project({f}, rows, cols, fast)[0];
                     const Kernel exact = is_fp8(f) && rows >= kManyFp8Rows ? Kernel::gemm_fp8
-                                         : rows >= kManyRows
+                                         : rows >= (is_4bit(f) ? kManyCodedRows : kManyRows)
                                              ? is_4bit(f) ? Kernel::gemm_4bit : Kernel::gemm_exact
                                          : cols == 2048 && is_fp8(f)                 ? Kernel::gemv_tiles
                                          : rows == 1 && cols == 2048 && !is_other(f) ? Kernel::gemv
@@ -120,7 +130,7 @@ BOOST_AUTO_TEST_CASE(f16_and_f32_leave_the_others_their_kernels) {
 BOOST_AUTO_TEST_CASE(fp8_matrices_take_tiles_before_the_others) {
     const std::vector mixed{Format::fp8_row, Format::bf16, Format::nvfp4, Format::fp8_block};
     const auto few = project(mixed, kManyFp8Rows, 2048), many = project(mixed, kManyRows, 2048);
-    BOOST_TEST((few == std::vector{Kernel::gemm_fp8, Kernel::gemv_any, Kernel::gemv_any, Kernel::gemm_fp8}));
+    BOOST_TEST((few == std::vector{Kernel::gemm_fp8, Kernel::gemv_any, Kernel::gemm_4bit, Kernel::gemm_fp8}));
     BOOST_TEST(
         (many == std::vector{Kernel::gemm_fp8, Kernel::gemm_exact, Kernel::gemm_4bit, Kernel::gemm_fp8}));
 }
@@ -138,9 +148,11 @@ BOOST_AUTO_TEST_CASE(experts_of_any_two_formats_have_a_kernel) {
                     BOOST_TEST(few_rows_serve_experts(bit_of(routed) | bit_of(beside)) == !tiles);
                     const bool fixed = routed == beside && routed != Format::f16 &&
                                        (op == Operator::experts_up || (shared && is_4bit(routed)));
-                    const Kernel want = rows >= kManyRows || tiles ? Kernel::prefill
-                                        : fixed                    ? Kernel::decode
-                                                                   : Kernel::decode_any;
+                    const bool many =
+                        rows >= (is_4bit(routed) && is_4bit(beside) ? kManyCodedExperts : kManyRows);
+                    const Kernel want = many || tiles ? Kernel::prefill
+                                        : fixed       ? Kernel::decode
+                                                      : Kernel::decode_any;
                     BOOST_TEST((k == want), name_of(routed) << " + " << (shared ? name_of(beside) : "none")
                                                             << ", " << rows << " rows");
                 }
