@@ -166,7 +166,11 @@ void time_all(ftmpi::Backend& gpu) {
         s.experts(Format::nvfp4, rows);
     }
     s.steps(1);
-    for (const std::int64_t rows : {256, 1024}) {
+    for (const std::int64_t rows : {16, 32, 128}) {
+        s.project("head NVFP4 248320 x 2048", {{Format::nvfp4, 248320}}, 2048, rows);
+        s.experts(Format::nvfp4, rows);
+    }
+    for (const std::int64_t rows : {16, 32, 128, 256, 1024}) {
         s.project("delta net inputs FP8 12288 + BF16 64 x 2048",
                   {{Format::fp8_row, 8192}, {Format::fp8_row, 4096}, {Format::bf16, 32}, {Format::bf16, 32}},
                   2048, rows);
