@@ -2,9 +2,9 @@
 // of a chunk.
 //
 // 128 threads; a warp owns 16 rows of the lower and 16 of the upper half of the tile and all inputs. Weights
-// and coded inputs come by asynchronous copies, some stages of four chunks ahead, so that a multiprocessor
-// has some 100 KB under way and few inputs take the time of their weights' bytes. A weight is decoded once a
-// tile.
+// and coded inputs come by asynchronous copies, a stage or more ahead (of eight chunks for few inputs, of
+// four for many). A weight is decoded once a tile. Few inputs take twice the time of their weights' bytes on
+// an H200: decoding and products keep the integer units as busy as the memory.
 //
 // Few inputs are multiplied as bytes, in fours: the eight columns of a product are the high and the low plane
 // of each of them, so both planes of a result are one lane's and none is idle. A warp spends some 30
@@ -28,7 +28,7 @@ namespace {
 constexpr int kThreads = 128, kSegmentChunks = num::kSegment / num::kChunk;
 constexpr int kScalePitch = 48;  ///< bytes of the scales of 16 chunks of a row, apart without bank conflicts
 
-/// As multiply_bytes(), of unsigned by signed bytes.
+/// As multiply_bytes() of device_code.hpp, of unsigned by signed bytes.
 __device__ __forceinline__ void multiply_unsigned(int (&c)[4], std::uint32_t a0, std::uint32_t a1,
                                                   std::uint32_t b) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
