@@ -13,13 +13,13 @@
 
 namespace ftmpi {
 
-enum class Simd { plain, avx2, avx512, avx512vnni };
+enum class Simd { plain, avx2, avx512, avx512vnni, avx512amx };
 
 /// True when this processor (and system) runs the kernels of `simd`.
 bool supported(Simd simd);
 
-/// The widest supported one, or what the environment variable FTMPI_SIMD (plain, avx2, avx512, avx512vnni)
-/// asks for. Throws Error(Exit::usage) when that is unknown or not supported here.
+/// The widest supported one, or what the environment variable FTMPI_SIMD (plain, avx2, avx512, avx512vnni,
+/// avx512amx) asks for. Throws Error(Exit::usage) when that is unknown or not supported here.
 Simd default_simd();
 
 class Threads;

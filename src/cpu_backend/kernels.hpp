@@ -140,5 +140,6 @@ const Kernels& kernels_plain();
 const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx512vnni();  ///< the same with byte products for FP8
+const Kernels& kernels_avx512amx();   ///< the same with AMX tiles for FP8
 
 }  // namespace ftmpi::cpu

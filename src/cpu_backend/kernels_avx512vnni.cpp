@@ -18,7 +18,7 @@
 namespace ftmpi::cpu {
 namespace {
 
-constexpr int kWideRows = 8;  ///< rows that are cheaper here than as doubles
+constexpr int kVnniRows = 2;  ///< rows that are cheaper here than as doubles
 
 // clang-format off
 #include "simd_avx512.hpp"

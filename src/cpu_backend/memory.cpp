@@ -2,6 +2,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,21 +24,25 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kLarge =
     std::size_t{1} << 20;  ///< from here on memory is mapped, so that untouched pages cost nothing
 
+constexpr Simd kAll[] = {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni, Simd::avx512amx};
+
 std::string_view name_of(Simd simd) {
-    return simd == Simd::plain    ? "plain"
-           : simd == Simd::avx2   ? "avx2"
-           : simd == Simd::avx512 ? "avx512"
-                                  : "avx512vnni";
+    constexpr std::string_view kNames[] = {"plain", "avx2", "avx512", "avx512vnni", "avx512amx"};
+    return kNames[static_cast<int>(simd)];
 }
 
 const cpu::Kernels& kernels_of(Simd simd) {
     if (!supported(simd))
         throw Error(Exit::usage,
                     "this processor does not run the " + std::string(name_of(simd)) + " kernels");
-    return simd == Simd::plain    ? cpu::kernels_plain()
-           : simd == Simd::avx2   ? cpu::kernels_avx2()
-           : simd == Simd::avx512 ? cpu::kernels_avx512()
-                                  : cpu::kernels_avx512vnni();
+    switch (simd) {
+        case Simd::plain: return cpu::kernels_plain();
+        case Simd::avx2: return cpu::kernels_avx2();
+        case Simd::avx512: return cpu::kernels_avx512();
+        case Simd::avx512vnni: return cpu::kernels_avx512vnni();
+        case Simd::avx512amx: break;
+    }
+    return cpu::kernels_avx512amx();
 }
 
 [[noreturn]] void out_of_memory(std::size_t bytes, std::string_view what) {
@@ -50,6 +55,19 @@ const cpu::Kernels& kernels_of(Simd simd) {
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/// Tiles of signed bytes, by the processor's own word and the system's leave, which is asked for once and
+/// holds for all threads.
+bool has_amx() {
+    static const bool has = [] {
+        constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of Linux 5.16
+        constexpr unsigned kTilesAndInt8 = 3u << 24;
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTilesAndInt8) == kTilesAndInt8 &&
+               syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+    }();
+    return has;
 }
 
 }  // namespace
@@ -77,21 +95,22 @@ bool supported(Simd simd) {
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
         return false;
-    return simd == Simd::avx512 ||
-           (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"));
+    if (simd == Simd::avx512) return true;
+    if (!(__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))) return false;
+    return simd == Simd::avx512vnni || has_amx();
 }
 
 Simd default_simd() {
     if (const char* asked = std::getenv("FTMPI_SIMD")) {
-        for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni})
+        for (Simd simd : kAll)
             if (name_of(simd) == asked) {
                 kernels_of(simd);
                 return simd;
             }
         throw Error(Exit::usage, "FTMPI_SIMD is \"" + std::string(asked) + "\"",
-                    "use plain, avx2, avx512 or avx512vnni, or leave it unset");
+                    "use plain, avx2, avx512, avx512vnni or avx512amx, or leave it unset");
     }
-    for (Simd simd : {Simd::avx512vnni, Simd::avx512, Simd::avx2})
+    for (Simd simd : {Simd::avx512amx, Simd::avx512vnni, Simd::avx512, Simd::avx2})
         if (supported(simd)) return simd;
     return Simd::plain;
 }
@@ -132,10 +151,8 @@ DeviceInfo CpuBackend::info() const {
             d.name = line.substr(line.find(": ") + 2);
             break;
         }
-    d.capability = simd_ == Simd::plain    ? "plain"
-                   : simd_ == Simd::avx2   ? "AVX2"
-                   : simd_ == Simd::avx512 ? "AVX-512"
-                                           : "AVX-512 VNNI";
+    constexpr const char* kNames[] = {"plain", "AVX2", "AVX-512", "AVX-512 VNNI", "AVX-512 AMX"};
+    d.capability = kNames[static_cast<int>(simd_)];
     const auto bounds = host_bounds();
     d.total_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_limit));
     d.free_bytes = static_cast<std::size_t>(least(bounds, Bound::Of::memory_left));

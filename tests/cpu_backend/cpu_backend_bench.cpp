@@ -1,6 +1,6 @@
 // Times the CPU backend, not run as a test: multiply-adds per second of each format, and a token's worth of
 // calls of a small model (hidden 256, three delta-net layers and one attention layer, 16 experts of which 4,
-// vocabulary 2048). Usage: cpu_backend_bench [threads [plain|AVX2|AVX-512]]
+// vocabulary 2048). Usage: cpu_backend_bench [threads [plain|AVX2|AVX-512|AVX-512 VNNI|AVX-512 AMX]]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -215,7 +215,7 @@ struct SmallModel {
 int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IONBF, 0);
     const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-    for (Simd simd : {Simd::avx512vnni, Simd::avx512, Simd::avx2, Simd::plain}) {
+    for (Simd simd : {Simd::avx512amx, Simd::avx512vnni, Simd::avx512, Simd::avx2, Simd::plain}) {
         if (!supported(simd)) continue;
         const auto backend = make_cpu_backend(threads, simd);
         if (argc > 2 && backend->info().capability != argv[2]) continue;

@@ -60,7 +60,7 @@ BOOST_AUTO_TEST_CASE(a_row_computed_by_hand) {
     // column at a time.
     const float want[] = {0, .25f, .5f, .75f, 1, 1.5f, 2, 3, -0.0f, -.25f, -.5f, -.75f, -1, -1.5f, -2, -3};
     const std::uint8_t one = 0x38;
-    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni}) {
+    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni, Simd::avx512amx}) {
         if (!supported(simd)) continue;
         const auto backend = make_cpu_backend(1, simd);
         const auto matrix = backend->load(sixteen_codes(kAllCodes, one, 0.5f));

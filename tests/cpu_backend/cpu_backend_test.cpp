@@ -6,6 +6,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
 #include <functional>
+#include <numeric>
 
 #include "cpu_backends.hpp"
 #include "error.hpp"
@@ -67,6 +68,9 @@ BOOST_AUTO_TEST_CASE(columns_that_fill_no_vector) {
             check_projection(all, f, 20, cols, {1, 3, 5, 8, 9, 65, 70}, x);
     for (Format f : {Format::bf16, Format::fp8_row, Format::fp8_block, Format::f16, Format::f32})
         for (std::int64_t cols : {1, 3, 33, 129, 513}) check_projection(all, f, 20, cols, {1, 4, 10}, x);
+    std::vector<std::int64_t> every(70);
+    std::iota(every.begin(), every.end(), 1);
+    for (Format f : {Format::fp8_row, Format::fp8_block}) check_projection(all, f, 17, 643, every, x);
 }
 
 BOOST_AUTO_TEST_CASE(activations_of_every_size) {

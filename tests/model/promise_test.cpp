@@ -123,7 +123,7 @@ BOOST_AUTO_TEST_CASE(batch_chunking_and_repetition_change_nothing) {
 BOOST_AUTO_TEST_CASE(instruction_sets_agree) {
     for (const char* model : kModels) {
         const auto want = hashes(kData / model, {.simd = Simd::plain, .best_simd = false}, 6);
-        for (Simd simd : {Simd::avx2, Simd::avx512, Simd::avx512vnni}) {
+        for (Simd simd : {Simd::avx2, Simd::avx512, Simd::avx512vnni, Simd::avx512amx}) {
             if (!supported(simd)) {
                 std::printf("skipped: this processor lacks %s\n", simd == Simd::avx2 ? "AVX2" : "AVX-512");
                 continue;

@@ -20,7 +20,7 @@ struct NamedBackend {
 /// Every instruction set this machine runs, with 1 and 2 threads.
 inline std::vector<NamedBackend> cpu_backends() {
     std::vector<NamedBackend> all;
-    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni})
+    for (Simd simd : {Simd::plain, Simd::avx2, Simd::avx512, Simd::avx512vnni, Simd::avx512amx})
         if (supported(simd))
             for (int threads : {1, 2}) {
                 auto backend = make_cpu_backend(threads, simd);
