@@ -3,8 +3,9 @@
 //
 // 128 threads; a warp owns 16 rows of the lower and 16 of the upper half of the tile and all inputs. Weights
 // and coded inputs come by asynchronous copies, a stage or more ahead (of eight chunks for few inputs, of
-// four for many). A weight is decoded once a tile. Few inputs take twice the time of their weights' bytes on
-// an H200: decoding and products keep the integer units as busy as the memory.
+// four for many). A weight is decoded once a tile. Few inputs take about twice the time
+// of their weights' bytes on an H200, probably for the integer operations of decoding and products (2.75
+// instructions a clock).
 //
 // Few inputs are multiplied as bytes, in fours: the eight columns of a product are the high and the low plane
 // of each of them, so both planes of a result are one lane's and none is idle. A warp spends some 30
